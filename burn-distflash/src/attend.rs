@@ -1,0 +1,242 @@
+//! The two functions a model calls.
+
+use crate::comm::{CommError, Communicator, local};
+use crate::context::Context;
+use crate::error::AttentionError;
+use crate::executor::AttentionCall;
+use crate::layout::Rank;
+use crate::mask::Mask;
+use crate::op::DistAttention;
+use crate::plan::{Plan, digest};
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+/// What attention to compute.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionOptions {
+    /// Who sees whom, over the global positions of the whole sequence.
+    pub mask: Mask,
+    /// Multiplies the logits; `None` is `1/√head_dim`.
+    pub scale: Option<f64>,
+}
+
+impl Default for AttentionOptions {
+    /// Causal, `1/√head_dim`.
+    fn default() -> Self {
+        Self { mask: Mask::causal(), scale: None }
+    }
+}
+
+impl AttentionOptions {
+    /// `mask`, with the default scale.
+    #[must_use]
+    pub fn masked(mask: Mask) -> Self {
+        Self { mask, ..Self::default() }
+    }
+}
+
+/// Exact attention on one device in O(N) memory: `out = softmax(scale · query · keyᵀ) · value` over the
+/// keys the mask lets each query see.
+///
+/// # Shapes
+/// - `query`, returned `out`: `[batch, heads, num_rows, head_dim]`
+/// - `key`, `value`: `[batch, kv_heads, num_keys, head_dim]`; `kv_heads` divides `heads`
+/// - returned `lse`: `[batch, heads, num_rows]`
+///
+/// Where `num_rows` and `num_keys` differ, the queries are the last tokens of the sequence.
+///
+/// # Units
+/// `lse`, the logarithm of the softmax's denominator, is in nats, in f32 (f64 for f64 operands) and not
+/// tracked by autodiff. A query that sees no key gets `out = 0`, `lse = -inf` and zero gradients.
+///
+/// # Errors
+/// If shapes or dtypes do not fit each other, or the mask not the length.
+///
+/// # Source
+/// Dao et al., *FlashAttention*, arXiv 2205.14135; the backward recomputes the scores from `lse`.
+///
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_distflash::{AttentionOptions, flash_attention};
+///
+/// let device = Device::flex().autodiff();
+/// let draw = |heads| Tensor::<4>::random([1, heads, 100, 16], Distribution::Default, &device);
+/// let (query, key, value) = (draw(6).require_grad(), draw(2), draw(2)); // 3 query heads per key head
+///
+/// let (out, lse) = flash_attention(query.clone(), key, value, &AttentionOptions::default())?;
+/// assert_eq!((out.dims(), lse.dims()), ([1, 6, 100, 16], [1, 6, 100]));
+///
+/// let grads = out.sum().backward();
+/// assert_eq!(query.grad(&grads).unwrap().dims(), [1, 6, 100, 16]);
+/// # Ok::<(), burn_distflash::AttentionError>(())
+/// ```
+pub fn flash_attention(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    options: &AttentionOptions,
+) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+    static ALONE: LazyLock<Arc<dyn Communicator>> =
+        LazyLock::new(|| Arc::new(local::group(1, Duration::from_secs(60)).remove(0)));
+    let scale = check(0, &query, &key, &value, options)?;
+    let plan = Plan::solo(&options.mask, query.dims()[2], key.dims()[2])
+        .map_err(|source| AttentionError::Mask { rank: 0, source })?;
+    let call = AttentionCall { plan: Arc::new(plan), comm: ALONE.clone(), scale };
+    Ok(run(query, key, value, call))
+}
+
+/// Exact attention over a sequence sharded across ranks, as this rank sees it:
+/// `out = softmax(scale · query · keyᵀ) · value`, its own queries over the keys of all ranks.
+///
+/// All ranks call it together, with the same options and their own shards, and so do their backward
+/// passes; use [`Context::backward`] to get errors of the latter.
+///
+/// # Shapes
+/// As [`flash_attention`], with `num_rows = num_keys =` [`Context::shard_len`].
+///
+/// # Errors
+/// Before anything is sent, if shapes, dtypes or mask do not fit, or ranks were called with different
+/// things; afterwards, if a peer is lost or sends nothing within the group's time limit. Peers of a rank
+/// that returns an error get one too.
+///
+/// # Source
+/// Li et al., *DistFlashAttn*, arXiv 2310.03294; who computes what is the context's
+/// [`Strategy`](crate::Strategy).
+///
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_distflash::comm::local;
+/// use burn_distflash::{AttentionError, AttentionOptions, Context, Strategy, dist_attention};
+/// use std::time::Duration;
+///
+/// local::run(3, Duration::from_secs(30), |comm| {
+///     let context = Context::new(comm, Strategy::Balanced, 100);
+///     let device = Device::flex().autodiff();
+///     let shape = [1, 4, context.shard_len(), 16];
+///     let draw = || Tensor::<4>::random(shape, Distribution::Default, &device).require_grad();
+///     let (query, key, value) = (draw(), draw(), draw());
+///
+///     let options = AttentionOptions::default();
+///     let (out, _lse) = dist_attention(query, key.clone(), value, &options, &context)?;
+///     let grads = context.backward(&out.sum())?;
+///     assert_eq!(key.grad(&grads).unwrap().dims(), shape); // from the queries of all ranks
+///     Ok::<_, AttentionError>(())
+/// })?;
+/// # Ok::<(), local::RunError>(())
+/// ```
+pub fn dist_attention(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    options: &AttentionOptions,
+    context: &Context,
+) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+    let comm = context.communicator();
+    comm.check()?;
+    let call = prepare(&query, &key, &value, options, context).inspect_err(|error| {
+        // Peers are about to wait for this rank: tell them why it does not come.
+        let failure = match error {
+            AttentionError::Comm(error) => error.clone(),
+            other => CommError::Invalid { rank: context.rank(), message: other.to_string() },
+        };
+        comm.fail(&failure);
+    })?;
+    let result = run(query, key, value, call);
+    comm.check()?;
+    Ok(result)
+}
+
+fn run(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>, call: AttentionCall) -> (Tensor<4>, Tensor<3>) {
+    let [query, key, value] = [query, key, value].map(Tensor::into_dispatch);
+    let (out, lse) = Dispatch::attention_forward(query, key, value, call);
+    (Tensor::from_dispatch(out), Tensor::<4>::from_dispatch(lse).squeeze_dim(3))
+}
+
+fn prepare(
+    query: &Tensor<4>,
+    key: &Tensor<4>,
+    value: &Tensor<4>,
+    options: &AttentionOptions,
+    context: &Context,
+) -> Result<AttentionCall, AttentionError> {
+    let rank = context.rank();
+    let scale = check(rank, query, key, value, options)?;
+    for (what, tensor) in [("length of query", query), ("length of key", key)] {
+        expect(rank, what, context.shard_len(), tensor.dims()[2])?;
+    }
+    let plan = context.plan(&options.mask).map_err(|source| AttentionError::Mask { rank, source })?;
+    let [batch, heads, _, head_dim] = query.dims();
+    let field = |name, value: &dyn ToString| (name, value.to_string());
+    agree(
+        context,
+        &[
+            field("sequence length", &plan.layout.seq_len()),
+            field("strategy", &context.strategy()),
+            field("mask with digest", &format!("{:016x}", plan.mask_digest)),
+            field("schedule with digest", &format!("{:016x}", plan.schedule_digest)),
+            field("batch size", &batch),
+            field("query heads", &heads),
+            field("key/value heads", &key.dims()[1]),
+            field("head_dim", &head_dim),
+            field("dtype", &format!("{:?}", query.dtype())),
+            field("scale", &scale),
+        ],
+    )?;
+    Ok(AttentionCall { plan, comm: context.communicator().clone(), scale })
+}
+
+/// Finds out, before any tensor is sent, whether all ranks were called with the same `fields`. Once per
+/// kind of call: what was agreed on stays agreed, and a rank that has something new while its peers do
+/// not is out of step with them, which every receive checks.
+fn agree(context: &Context, fields: &[(&str, String)]) -> Result<(), AttentionError> {
+    let digest = digest(&fields);
+    if context.is_agreed(digest) || context.world_size() == 1 {
+        return Ok(());
+    }
+    let (rank, comm) = (context.rank(), context.communicator());
+    let said: Vec<&str> = fields.iter().map(|field| field.1.as_str()).collect();
+    let all = comm.gather_bytes("agreement on attention", said.join("\n").into_bytes())?;
+    for (peer, theirs) in all.iter().enumerate() {
+        let theirs = String::from_utf8_lossy(theirs);
+        for ((name, ours), theirs) in fields.iter().zip(theirs.split('\n')) {
+            if ours != theirs {
+                let (field, ours, theirs) = ((*name).to_string(), ours.clone(), theirs.to_string());
+                return Err(CommError::Disagree { rank, peer, field, ours, theirs }.into());
+            }
+        }
+    }
+    context.agree(digest);
+    Ok(())
+}
+
+fn expect(rank: Rank, what: &'static str, expected: usize, actual: usize) -> Result<(), AttentionError> {
+    if expected == actual { Ok(()) } else { Err(AttentionError::Shape { rank, what, expected, actual }) }
+}
+
+/// Checks what a rank can check alone, and returns the scale.
+fn check(
+    rank: Rank,
+    query: &Tensor<4>,
+    key: &Tensor<4>,
+    value: &Tensor<4>,
+    options: &AttentionOptions,
+) -> Result<f64, AttentionError> {
+    let ([batch, heads, _, head_dim], [_, kv_heads, num_keys, _]) = (query.dims(), key.dims());
+    expect(rank, "batch size of key", batch, key.dims()[0])?;
+    expect(rank, "head_dim of key", head_dim, key.dims()[3])?;
+    expect(rank, "batch size of value", batch, value.dims()[0])?;
+    expect(rank, "heads of value", kv_heads, value.dims()[1])?;
+    expect(rank, "length of value", num_keys, value.dims()[2])?;
+    expect(rank, "head_dim of value", head_dim, value.dims()[3])?;
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        return Err(AttentionError::UnevenGroups { rank, heads, kv_heads });
+    }
+    let [query, key, value] = [query, key, value].map(Tensor::dtype);
+    if query != key || query != value {
+        return Err(AttentionError::DTypes { rank, query, key, value });
+    }
+    let scale = options.scale.unwrap_or(1. / (head_dim as f64).sqrt());
+    if scale.is_finite() { Ok(scale) } else { Err(AttentionError::Scale { rank, scale }) }
+}

@@ -1,0 +1,65 @@
+//! Why attention was refused or failed.
+
+use crate::comm::CommError;
+use crate::layout::Rank;
+use crate::mask::MaskError;
+use burn::tensor::DType;
+
+/// Why attention was refused, before anything was sent, or failed on the way.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttentionError {
+    /// Grouped-query attention needs whole groups.
+    #[error("rank {rank}: {heads} query heads do not divide evenly over {kv_heads} key/value heads")]
+    UnevenGroups {
+        /// Who was called.
+        rank: Rank,
+        /// Query heads.
+        heads: usize,
+        /// Key/value heads.
+        kv_heads: usize,
+    },
+    /// A dimension that must agree does not.
+    #[error("rank {rank}: {what} is {actual}; expected {expected}")]
+    Shape {
+        /// Who was called.
+        rank: Rank,
+        /// Which dimension of which operand.
+        what: &'static str,
+        /// As it should be.
+        expected: usize,
+        /// As it is.
+        actual: usize,
+    },
+    /// Query, key and value differ in dtype.
+    #[error("rank {rank}: query is {query:?}, key {key:?}, value {value:?}; expected one dtype")]
+    DTypes {
+        /// Who was called.
+        rank: Rank,
+        /// Of the query.
+        query: DType,
+        /// Of the key.
+        key: DType,
+        /// Of the value.
+        value: DType,
+    },
+    /// A logit scale that is no number.
+    #[error("rank {rank}: scale is {scale}; expected a finite number")]
+    Scale {
+        /// Who was called.
+        rank: Rank,
+        /// As given.
+        scale: f64,
+    },
+    /// The mask does not fit the sequence.
+    #[error("rank {rank}: {source}")]
+    Mask {
+        /// Who was called.
+        rank: Rank,
+        /// Why.
+        source: MaskError,
+    },
+    /// Ranks lost each other.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+}

@@ -1,0 +1,77 @@
+//! Backward: the forward's steps again, with gradients going home where partials did.
+
+use super::AttentionCall;
+use super::exchange::{Exchanges, cut, unpack};
+use crate::attention::{ChunkAttention, ops};
+use crate::comm::CommError;
+use crate::schedule::{Chunk, Pass, Payload};
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::FloatTensor;
+
+/// What the forward leaves for the backward, and the gradient that came in.
+pub(crate) struct Saved<B: ChunkAttention> {
+    pub query: FloatTensor<B>,
+    pub key: FloatTensor<B>,
+    pub value: FloatTensor<B>,
+    pub out: FloatTensor<B>,
+    pub lse: FloatTensor<B>,
+    pub d_out: FloatTensor<B>,
+}
+
+/// Gradients of this rank's query, key and value, in the accumulator's dtype.
+pub(crate) fn backward<B: ChunkAttention>(
+    saved: Saved<B>,
+    call: &AttentionCall,
+) -> Result<[FloatTensor<B>; 3], CommError> {
+    let Saved { query, key, value, out, lse, d_out } = saved;
+    let exchanges = Exchanges::new::<B>(call, Pass::Backward, &query, &key);
+    let (rank, accumulator) = (call.comm.rank(), ops::accumulator(query.dtype()));
+    let in_full = |tensor: &FloatTensor<B>| ops::cast::<B>(tensor.clone(), accumulator);
+    let delta = B::float_sum_dim(B::float_mul(in_full(&out), in_full(&d_out)), 3);
+    let zeros = |like: &FloatTensor<B>| B::float_zeros(like.shape(), &like.device(), accumulator.into());
+    let (mut d_query, mut d_key, mut d_value) = (zeros(&query), zeros(&key), zeros(&value));
+    let own = |payload: Payload, chunk: &Chunk| match payload {
+        Payload::KeyValue => cut::<B>(&[&key, &value], chunk),
+        Payload::Query => cut::<B>(&[&query, &d_out, &lse, &delta], chunk),
+        Payload::Partial | Payload::QueryGradient | Payload::KeyValueGradient => unreachable!("not an input"),
+    };
+    let post = |number, computed| exchanges.post::<B>(number, |t| own(t.payload, &t.chunk), computed);
+
+    let mut posted = post(0, vec![])?;
+    let mut computed = vec![];
+    for t in 0..exchanges.count() {
+        let mail = exchanges.collect::<B>(posted)?;
+        posted = post(t + 1, std::mem::take(&mut computed))?;
+        for (transfer, parts) in mail.results.iter() {
+            let rows = &transfer.chunk.rows;
+            if transfer.payload == Payload::QueryGradient {
+                let [d_q] = unpack::<B, 1>(parts.clone());
+                d_query = ops::add_rows::<B>(d_query, rows, d_q);
+            } else {
+                let [d_k, d_v] = unpack::<B, 2>(parts.clone());
+                d_key = ops::add_rows::<B>(d_key, rows, d_k);
+                d_value = ops::add_rows::<B>(d_value, rows, d_v);
+            }
+        }
+        let find = |payload, chunk: &Chunk| {
+            if chunk.owner == rank { own(payload, chunk) } else { mail.input(payload, chunk) }
+        };
+        for (pair, seen) in call.plan.work(t) {
+            let [q, g, lse, delta] = unpack::<B, 4>(find(Payload::Query, &pair.query));
+            let [k, v] = unpack::<B, 2>(find(Payload::KeyValue, &pair.key_value));
+            let (d_q, d_k, d_v) = B::chunk_backward(q, k, v, lse, delta, g, seen.clone(), call.scale);
+            if pair.query.owner == rank {
+                d_query = ops::add_rows::<B>(d_query, &pair.query.rows, d_q);
+            } else {
+                computed.push(vec![d_q]);
+            }
+            if pair.key_value.owner == rank {
+                d_key = ops::add_rows::<B>(d_key, &pair.key_value.rows, d_k);
+                d_value = ops::add_rows::<B>(d_value, &pair.key_value.rows, d_v);
+            } else {
+                computed.push(vec![d_k, d_v]);
+            }
+        }
+    }
+    Ok([d_query, d_key, d_value])
+}
