@@ -108,9 +108,47 @@ pub fn backward(
     mask: &RowIntervals,
     scale: f64,
 ) -> Gradients {
+    sum_gradients(dims, [query, key, value, d_out], mask, scale, |x| x, |weight, _| weight)
+}
+
+/// What [`backward`] adds up, with every term replaced by its size: sums of absolute values, each
+/// softmax weight enlarged by the size of its logit, whose rounding the exponential passes on.
+///
+/// Rounding errors, in any precision, are in proportion to these and not to the gradients, which may
+/// cancel: with a single key the gradient of the query is exactly 0, however large its terms.
+///
+/// # Panics
+/// As [`forward`].
+#[must_use]
+pub fn backward_magnitudes(
+    dims: Dims,
+    query: &[f64],
+    key: &[f64],
+    value: &[f64],
+    d_out: &[f64],
+    mask: &RowIntervals,
+    scale: f64,
+) -> Gradients {
+    let enlarge = |weight: f64, logit: f64| weight * (1. + logit.abs());
+    sum_gradients(dims, [query, key, value, d_out], mask, scale, f64::abs, enlarge)
+}
+
+fn sum_gradients(
+    dims: Dims,
+    [query, key, value, d_out]: [&[f64]; 4],
+    mask: &RowIntervals,
+    scale: f64,
+    size: impl Fn(f64) -> f64,
+    weigh: impl Fn(f64, f64) -> f64,
+) -> Gradients {
     let Output { out, lse } = forward(dims, query, key, value, mask, scale);
     let d = dims.head_dim;
     let mut grads = Gradients { query: vec![0.; query.len()], key: vec![0.; key.len()], value: vec![0.; value.len()] };
+    let add = |to: &mut [f64], factor: f64, from: &[f64]| {
+        for (to, &from) in to.iter_mut().zip(from) {
+            *to += factor * size(from);
+        }
+    };
     for plane in 0..dims.batch * dims.heads {
         for row in 0..dims.num_rows {
             let at = dims.query_row(plane, row);
@@ -119,11 +157,12 @@ pub fn backward(
             for j in mask.row(row) {
                 let kv = dims.key_row(plane, j);
                 let (k, v) = (&key[kv..kv + d], &value[kv..kv + d]);
-                let p = (scale * dot(q, k) - lse[plane * dims.num_rows + row]).exp();
-                let ds = scale * p * (dot(g, v) - delta);
-                add_scaled(&mut grads.query[at..at + d], ds, k);
-                add_scaled(&mut grads.key[kv..kv + d], ds, q);
-                add_scaled(&mut grads.value[kv..kv + d], p, g);
+                let logit = scale * dot(q, k);
+                let p = weigh((logit - lse[plane * dims.num_rows + row]).exp(), logit);
+                let ds = scale * p * (size(dot(g, v)) + size(-delta));
+                add(&mut grads.query[at..at + d], ds, k);
+                add(&mut grads.key[kv..kv + d], ds, q);
+                add(&mut grads.value[kv..kv + d], p, g);
             }
         }
     }

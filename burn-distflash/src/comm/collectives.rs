@@ -86,7 +86,7 @@ pub(super) fn reduce_scatter<C: Communicator + ?Sized>(
 /// Reduce-scatter, then all-gather: every rank adds and sends `1 / world_size` of the whole twice.
 pub(super) fn all_reduce<C: Communicator + ?Sized>(comm: &C, tensor: Tensor<1>) -> Result<Tensor<1>, CommError> {
     let ([len], world) = (tensor.dims(), comm.world_size());
-    if world == 1 {
+    if world == 1 || len == 0 {
         return Ok(tensor);
     }
     let lens: Vec<usize> = (0..world).map(|r| len / world + usize::from(r < len % world)).collect();

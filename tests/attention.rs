@@ -1,0 +1,143 @@
+//! Attention on one device against the f64 truth.
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_distflash::{AttentionError, AttentionOptions, Mask, MaskError, flash_attention};
+use distflash_kernels::reference::Dims;
+use distflash_tests::{Masks, Problem, assert_within_bound, flash, naive};
+use rstest::rstest;
+
+fn dims(heads: usize, kv_heads: usize, num_rows: usize, num_keys: usize, head_dim: usize) -> Dims {
+    Dims { batch: 2, heads, kv_heads, num_rows, num_keys, head_dim }
+}
+
+fn check(problem: &Problem) {
+    let case = format!("{:?} {:?}", problem.dims, problem.dtype);
+    assert_within_bound(&case, &flash(problem, &Device::flex()), &naive(problem), &problem.truth());
+}
+
+#[rstest]
+fn every_mask_and_dtype_is_exact(
+    #[values(DType::F64, DType::F32, DType::F16, DType::BF16)] dtype: DType,
+    #[values(1, 37, 300)] len: usize,
+) {
+    for mask in Masks::ALL {
+        check(&Problem::draw(dims(4, 2, len, len, 16), mask.build(len), dtype));
+    }
+}
+
+#[rstest]
+fn every_grouping_of_heads_is_exact(
+    #[values((1, 1), (9, 3), (28, 7), (33, 33), (8, 1))] (heads, kv_heads): (usize, usize),
+) {
+    check(&Problem::draw(dims(heads, kv_heads, 67, 67, 8), Mask::causal(), DType::F32));
+}
+
+#[rstest]
+fn every_head_dim_is_exact(#[values(1, 8, 64, 80, 96, 112, 128, 160, 256)] head_dim: usize) {
+    check(&Problem::draw(dims(2, 1, 70, 70, head_dim), Mask::causal(), DType::F32));
+}
+
+#[rstest]
+#[case::few_queries(5, 300)]
+#[case::one_query(1, 300)]
+#[case::more_queries_than_keys(300, 7)]
+fn queries_and_keys_may_differ_in_number(#[case] num_rows: usize, #[case] num_keys: usize) {
+    for mask in [Mask::causal(), Mask::full()] {
+        check(&Problem::draw(dims(4, 2, num_rows, num_keys, 16), mask, DType::F32));
+    }
+}
+
+#[test]
+fn lengths_around_a_tile_are_exact() {
+    for len in [255, 256, 257, 511, 513] {
+        check(&Problem::draw(Dims { batch: 1, ..dims(2, 1, len, len, 8) }, Mask::causal(), DType::F32));
+    }
+}
+
+#[test]
+fn logits_of_ten_thousand_stay_finite_and_exact() {
+    let mut problem = Problem::draw(dims(2, 1, 50, 50, 8), Mask::causal(), DType::F32);
+    problem.options.scale = Some(1e4 / 8.);
+    check(&problem);
+}
+
+#[test]
+fn identical_values_average_to_themselves_over_65536_keys() {
+    // q = 0, v = 1 in f16: unnormalised partials would overflow, normalised ones give exactly 1.
+    let device = Device::flex();
+    let full = |len, value| Tensor::<4>::full([1, 1, len, 8], value, (&device, DType::F16));
+    let options = AttentionOptions::masked(Mask::full());
+    let (out, lse) = flash_attention(full(2, 0.), full(65_536, 1.), full(65_536, 1.), &options).unwrap();
+    assert!(out.into_data_as::<f32>().iter::<f32>().all(|x| x == 1.));
+    let ln = (65_536f32).ln();
+    assert!(lse.into_data().iter::<f32>().all(|x| (x - ln).abs() <= f32::EPSILON * ln));
+}
+
+#[test]
+fn a_row_that_sees_nothing_is_zero_with_zero_gradients() {
+    let problem = Problem::draw(dims(2, 1, 40, 40, 8), Masks::Gaps.build(40), DType::F32);
+    let results = flash(&problem, &Device::flex());
+    let mask = problem.intervals();
+    let empty: Vec<usize> = (0..40).filter(|&row| mask.row(row).is_empty()).collect();
+    assert!(!empty.is_empty(), "the mask has empty rows");
+    for plane in 0..4 {
+        for &row in &empty {
+            let at = (plane * 40 + row) * 8;
+            assert_eq!(results.out[at..at + 8], [0.; 8]);
+            assert_eq!(results.d_query[at..at + 8], [0.; 8]);
+            assert_eq!(results.lse[plane * 40 + row], f64::NEG_INFINITY);
+        }
+    }
+    assert!(results.d_key.iter().chain(&results.d_value).all(|x| x.is_finite()));
+}
+
+#[test]
+fn the_same_inputs_give_the_same_bits() {
+    let problem = Problem::draw(dims(4, 2, 300, 300, 16), Mask::causal(), DType::F32);
+    assert_eq!(flash(&problem, &Device::flex()), flash(&problem, &Device::flex()));
+}
+
+#[test]
+fn strided_operands_are_read_as_they_are() {
+    let problem = Problem::draw(dims(4, 2, 60, 60, 16), Mask::causal(), DType::F32);
+    let device = Device::flex();
+    let dense = |index| problem.tensor(index, &device);
+    // [b, n, h, d] in memory, seen as [b, h, n, d].
+    let strided = |index| {
+        let [b, h, n, d] = dense(index).dims();
+        let rows = dense(index).swap_dims(1, 2).reshape([b, n, h * d]);
+        rows.reshape([b, n, h, d]).swap_dims(1, 2)
+    };
+    let run = |of: &dyn Fn(usize) -> Tensor<4>| flash_attention(of(0), of(1), of(2), &problem.options).unwrap().0;
+    assert_eq!(run(&strided).into_data(), run(&dense).into_data());
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let device = Device::flex();
+    let tensor = |shape: [usize; 4]| Tensor::<4>::zeros(shape, &device);
+    let refuse =
+        |q, k, v, options: &AttentionOptions| flash_attention(tensor(q), tensor(k), tensor(v), options).unwrap_err();
+    let options = AttentionOptions::default();
+    let uneven = refuse([1, 4, 5, 8], [1, 3, 5, 8], [1, 3, 5, 8], &options);
+    assert_eq!(uneven, AttentionError::UnevenGroups { rank: 0, heads: 4, kv_heads: 3 });
+    let no_heads = refuse([1, 4, 5, 8], [1, 0, 5, 8], [1, 0, 5, 8], &options);
+    assert_eq!(no_heads, AttentionError::UnevenGroups { rank: 0, heads: 4, kv_heads: 0 });
+    for (k, v, what) in [
+        ([2, 2, 5, 8], [1, 2, 5, 8], "batch size of key is 2; expected 1"),
+        ([1, 2, 5, 4], [1, 2, 5, 8], "head_dim of key is 4; expected 8"),
+        ([1, 2, 5, 8], [1, 2, 6, 8], "length of value is 6; expected 5"),
+        ([1, 2, 5, 8], [1, 4, 5, 8], "heads of value is 4; expected 2"),
+    ] {
+        let error = refuse([1, 4, 5, 8], k, v, &options).to_string();
+        assert!(error.contains(what), "{error}");
+    }
+    let packed = AttentionOptions::masked(Mask::causal().with_documents(&[0, 4]).unwrap());
+    let misfit = refuse([1, 4, 5, 8], [1, 2, 5, 8], [1, 2, 5, 8], &packed);
+    assert_eq!(misfit, AttentionError::Mask { rank: 0, source: MaskError::DocumentsEnd { last: 4, seq_len: 5 } });
+    let nan = AttentionOptions { scale: Some(f64::NAN), ..AttentionOptions::default() };
+    assert!(refuse([1, 4, 5, 8], [1, 2, 5, 8], [1, 2, 5, 8], &nan).to_string().contains("scale is NaN"));
+    let half = tensor([1, 2, 5, 8]).cast(DType::F16);
+    let mixed = flash_attention(tensor([1, 4, 5, 8]), half, tensor([1, 2, 5, 8]), &options).unwrap_err();
+    assert!(mixed.to_string().contains("key F16"), "{mixed}");
+}

@@ -1,0 +1,79 @@
+//! Sharded attention against the f64 truth: every strategy, mask and world.
+
+use burn::tensor::{DType, Device};
+use burn_distflash::{Mask, Strategy};
+use distflash_kernels::reference::Dims;
+use distflash_tests::{Masks, Problem, assert_within_bound, flash, naive, sharded};
+use rstest::rstest;
+
+const DIMS: Dims = Dims { batch: 2, heads: 4, kv_heads: 2, num_rows: 0, num_keys: 0, head_dim: 8 };
+
+fn problem(dims: Dims, len: usize, mask: Mask, dtype: DType) -> Problem {
+    Problem::draw(Dims { num_rows: len, num_keys: len, ..dims }, mask, dtype)
+}
+
+fn check(problem: &Problem, worlds: &[usize]) {
+    let (truth, naive) = (problem.truth(), naive(problem));
+    for strategy in Strategy::ALL {
+        for &world_size in worlds {
+            let case = format!("{strategy} over {world_size}, {:?} {:?}", problem.dims, problem.options.mask);
+            let results = sharded(problem, strategy, world_size, &Device::flex());
+            assert_within_bound(&case, &results, &naive, &truth);
+        }
+    }
+}
+
+/// 61 divides by nothing, 5 is shorter than 8 ranks, 1 leaves all but one rank empty.
+#[rstest]
+fn every_mask_world_and_length_is_exact(#[values(1, 5, 61)] len: usize) {
+    for mask in Masks::ALL {
+        check(&problem(DIMS, len, mask.build(len), DType::F32), &[1, 2, 3, 4, 5, 8]);
+    }
+}
+
+#[rstest]
+fn every_grouping_of_heads_is_exact(#[values((1, 1), (9, 3), (28, 7), (33, 33))] (heads, kv_heads): (usize, usize)) {
+    check(&problem(Dims { heads, kv_heads, ..DIMS }, 45, Mask::causal(), DType::F32), &[2, 3]);
+}
+
+#[rstest]
+fn every_dtype_is_exact(#[values(DType::F64, DType::F16, DType::BF16)] dtype: DType) {
+    for mask in [Masks::Causal, Masks::Full, Masks::Documents] {
+        check(&problem(DIMS, 61, mask.build(61), dtype), &[1, 3, 4]);
+    }
+}
+
+#[test]
+fn shards_longer_than_a_tile_are_exact() {
+    let dims = Dims { batch: 1, heads: 2, kv_heads: 1, ..DIMS };
+    check(&problem(dims, 1100, Mask::causal(), DType::F32), &[2, 3]);
+}
+
+/// Partials must travel and accumulate in f32: with 16-bit ones the error would grow with the world.
+#[test]
+fn the_error_of_16_bit_operands_does_not_grow_with_the_world() {
+    let problem = problem(DIMS, 256, Mask::causal(), DType::BF16);
+    let truth = problem.truth();
+    let off = |results: &[f64]| results.iter().zip(&truth.results.out).map(|(a, t)| (a - t).abs()).sum::<f64>();
+    let alone = off(&flash(&problem, &Device::flex()).out);
+    for strategy in Strategy::ALL {
+        let split = off(&sharded(&problem, strategy, 8, &Device::flex()).out);
+        // The only rounding to bf16 is the last; the mean error must not notice the sharding.
+        assert!(split <= 1.001 * alone, "{strategy}: {split:e} sharded, {alone:e} alone");
+    }
+}
+
+#[test]
+fn the_same_inputs_give_the_same_bits_in_every_run() {
+    let problem = problem(DIMS, 61, Mask::causal(), DType::F32);
+    for strategy in Strategy::ALL {
+        let run = || sharded(&problem, strategy, 4, &Device::flex());
+        assert_eq!(run(), run(), "{strategy}");
+    }
+}
+
+#[test]
+fn one_rank_gives_the_bits_of_the_unsharded_op() {
+    let problem = problem(DIMS, 61, Mask::causal(), DType::F32);
+    assert_eq!(sharded(&problem, Strategy::Balanced, 1, &Device::flex()), flash(&problem, &Device::flex()));
+}

@@ -1,0 +1,14 @@
+//! What the suites share: inputs drawn on the host, the f64 truth, a naive run in the same precision,
+//! and the bound derived from the two.
+
+mod bound;
+mod draw;
+mod naive;
+mod problem;
+mod run;
+
+pub use bound::{Results, Truth, assert_within_bound};
+pub use draw::Draw;
+pub use naive::naive;
+pub use problem::{Masks, Problem};
+pub use run::{TIME_LIMIT, flash, sharded, sharded_traffic};
