@@ -93,6 +93,10 @@ pub fn flash_attention(
 /// All ranks call it together, with the same options and their own shards, and so do their backward
 /// passes; use [`Context::backward`] to get errors of the latter.
 ///
+/// Ranks that are threads each need a *fork* of the module, `module.fork(&device)`. Clones share their
+/// parameters and with them one autodiff graph, whose backward pass lets one rank in while it waits for
+/// the others, until the time limit.
+///
 /// # Shapes
 /// As [`flash_attention`], with `num_rows = num_keys =` [`Context::shard_len`].
 ///

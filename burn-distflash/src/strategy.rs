@@ -14,7 +14,9 @@ pub enum Strategy {
     /// Contiguous shards, unbalanced ring: the plain Ring Attention. Half the work slots are idle
     /// under a causal mask.
     Ring,
-    /// Contiguous shards, idle ranks help: DistFlashAttn.
+    /// Contiguous shards, idle ranks help: DistFlashAttn. No rank idles under a causal mask, in half the
+    /// ring's steps. A helper is sent queries and returns f32 partials, so with few key/value heads
+    /// [`Zigzag`](Self::Zigzag) sends less.
     Balanced,
     /// Two runs a rank, one from each end of the sequence, in a ring.
     Zigzag,
@@ -71,7 +73,7 @@ impl Strategy {
 
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.pad(self.name())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Collectives over `exchange`, for transports that have none of their own.
 
+use super::packet::untracked;
 use super::{CommError, Communicator, Packet, PacketSpec, Tag};
 use crate::layout::Rank;
 use burn::tensor::Tensor;
@@ -87,7 +88,7 @@ pub(super) fn reduce_scatter<C: Communicator + ?Sized>(
 pub(super) fn all_reduce<C: Communicator + ?Sized>(comm: &C, tensor: Tensor<1>) -> Result<Tensor<1>, CommError> {
     let ([len], world) = (tensor.dims(), comm.world_size());
     if world == 1 || len == 0 {
-        return Ok(tensor);
+        return Ok(untracked(tensor));
     }
     let lens: Vec<usize> = (0..world).map(|r| len / world + usize::from(r < len % world)).collect();
     let mine = reduce_scatter(comm, tensor, &lens)?;
@@ -111,7 +112,7 @@ pub(super) fn broadcast<C: Communicator + ?Sized>(
     let sends = peers.map(|to| (to, Packet::tensor(tensor.clone()))).collect();
     let receives = if is_root { vec![] } else { vec![(root, spec)] };
     let received = comm.exchange(tag, sends, receives)?.wait()?;
-    Ok(received.into_iter().next().map_or(tensor, Packet::into_tensor))
+    Ok(received.into_iter().next().map_or_else(|| untracked(tensor), Packet::into_tensor))
 }
 
 pub(super) fn gather_bytes<C: Communicator + ?Sized>(

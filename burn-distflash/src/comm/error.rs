@@ -56,9 +56,9 @@ pub enum CommError {
         /// During which exchange.
         at: Tag,
         /// What was expected.
-        expected: PacketSpec,
+        expected: Box<PacketSpec>,
         /// What came.
-        actual: PacketSpec,
+        actual: Box<PacketSpec>,
     },
     /// Two ranks were called with different things.
     #[error("rank {rank} has {field} {ours}, but rank {peer} has {theirs}; all ranks must agree")]

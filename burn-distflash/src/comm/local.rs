@@ -116,7 +116,7 @@ impl Group {
                     return Err(CommError::OutOfStep { rank, peer: from, expected: at, actual: tag });
                 }
                 if !expected.admits(packet.spec()) {
-                    let (expected, actual) = (expected.clone(), packet.spec().clone());
+                    let (expected, actual) = (Box::new(expected.clone()), Box::new(packet.spec().clone()));
                     return Err(CommError::WrongPacket { rank, peer: from, at, expected, actual });
                 }
                 return Ok(packet);

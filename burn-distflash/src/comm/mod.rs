@@ -62,7 +62,8 @@ impl Pending {
 /// A rank's end of a group.
 ///
 /// All ranks must call the same operations in the same order; a rank that does not is told so. The
-/// reductions add in order of rank, so every rank gets the same bits, and so does every run.
+/// reductions add in order of rank, so every rank gets the same bits, and so does every run. Results
+/// are not tracked by autodiff.
 pub trait Communicator: fmt::Debug + Send + Sync {
     /// This rank.
     fn rank(&self) -> Rank;

@@ -83,7 +83,7 @@ impl Packet {
     #[must_use]
     pub fn tensor(tensor: Tensor<1>) -> Self {
         let spec = PacketSpec::Tensor { shape: tensor.shape(), dtype: tensor.dtype() };
-        Self { spec, content: Box::new(tensor.inner_if_autodiff()) }
+        Self { spec, content: Box::new(untracked(tensor)) }
     }
 
     /// Bytes.
@@ -126,12 +126,7 @@ impl Packet {
     }
 }
 
-trait InnerIfAutodiff {
-    fn inner_if_autodiff(self) -> Self;
-}
-
-impl InnerIfAutodiff for Tensor<1> {
-    fn inner_if_autodiff(self) -> Self {
-        if self.is_autodiff() { self.inner() } else { self }
-    }
+/// What travels has left its graph: gradients cross ranks as messages of their own.
+pub(super) fn untracked(tensor: Tensor<1>) -> Tensor<1> {
+    if tensor.is_autodiff() { tensor.inner() } else { tensor }
 }

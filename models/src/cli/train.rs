@@ -1,0 +1,147 @@
+//! `distflash train`.
+
+use super::Failure;
+use super::settings::resolve;
+use crate::train::{Summary, TrainConfig, train};
+use burn_distflash::Strategy;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueHint};
+use serde::Serialize;
+use std::fs;
+use std::path::PathBuf;
+
+/// Train a small Llama on a text, its sequence sharded over ranks.
+///
+/// Ranks are threads of this process. Every setting can come from a TOML file under the same name with
+/// underscores (`--config`); flags win over the file, the file over the defaults. The run folder's
+/// config.toml is such a file.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  distflash train                                      the defaults, about two minutes on two cores
+  distflash train --data book.txt --seq-len 4096       a text of your own, a longer sequence
+  distflash train --ranks 3 --strategy zigzag          another way to shard it, the same result
+  distflash train --config runs/train-1/config.toml    a run again")]
+pub struct TrainCommand {
+    /// Settings file (TOML).
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    config: Option<PathBuf>,
+    /// Name of the run; its folder must not exist yet [default: train-1, train-2, …].
+    #[arg(long)]
+    name: Option<String>,
+    /// Where run folders go.
+    #[arg(long, value_name = "FOLDER", default_value = "runs", value_hint = ValueHint::DirPath)]
+    runs: PathBuf,
+    #[command(flatten)]
+    flags: TrainFlags,
+}
+
+/// Flags not given serialise to nothing, so that they leave the file and the defaults alone.
+#[derive(Debug, Args, Serialize)]
+struct TrainFlags {
+    /// Text to train on, read as bytes [default: five books of the King James Bible].
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    data: Option<PathBuf>,
+    /// Ranks to shard the sequence over [default: 4].
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Who owns and computes what; all give the same result [default: balanced].
+    #[arg(long, value_parser = strategy_parser())]
+    strategy: Option<Strategy>,
+    /// Where ranks compute: flex is Burn's CPU backend in pure Rust [default: flex].
+    #[arg(long, value_parser = ["flex"])]
+    device: Option<String>,
+    /// Tokens of a sequence, over all ranks [default: 1024].
+    #[arg(long, value_name = "TOKENS")]
+    seq_len: Option<usize>,
+    /// Sequences of a batch [default: 2].
+    #[arg(long, value_name = "N")]
+    batch_size: Option<usize>,
+    /// Optimizer steps [default: 250].
+    #[arg(long)]
+    steps: Option<usize>,
+    /// Highest learning rate [default: 0.003].
+    #[arg(long, value_name = "RATE")]
+    learning_rate: Option<f64>,
+    /// Share of the highest learning rate at the last step [default: 0.1].
+    #[arg(long, value_name = "SHARE")]
+    final_lr_share: Option<f64>,
+    /// Steps over which the learning rate rises [default: 25].
+    #[arg(long, value_name = "STEPS")]
+    warmup_steps: Option<usize>,
+    /// AdamW's weight decay [default: 0.1].
+    #[arg(long, value_name = "DECAY")]
+    weight_decay: Option<f64>,
+    /// Global norm that gradients are clipped to [default: 1].
+    #[arg(long, value_name = "NORM")]
+    clip_norm: Option<f64>,
+    /// Determines initial weights and order of the data [default: 1].
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Seconds after which a rank that hears nothing from another gives up [default: 60].
+    #[arg(long, value_name = "SECONDS")]
+    time_limit: Option<u64>,
+    #[command(flatten)]
+    model: ModelFlags,
+}
+
+/// Sizes of the model, as in Hugging Face's config.json.
+#[derive(Debug, Args, Serialize)]
+#[command(next_help_heading = "Model")]
+struct ModelFlags {
+    /// Width of the residual stream [default: 128].
+    #[arg(long, value_name = "N")]
+    hidden_size: Option<usize>,
+    /// Width inside the MLP [default: 352].
+    #[arg(long, value_name = "N")]
+    intermediate_size: Option<usize>,
+    /// Layers [default: 4].
+    #[arg(long = "layers", value_name = "N")]
+    num_hidden_layers: Option<usize>,
+    /// Query heads [default: 4].
+    #[arg(long = "heads", value_name = "N")]
+    num_attention_heads: Option<usize>,
+    /// Key/value heads; must divide the query heads [default: 2].
+    #[arg(long = "kv-heads", value_name = "N")]
+    num_key_value_heads: Option<usize>,
+    /// Elements of one head's vector [default: 32].
+    #[arg(long, value_name = "N")]
+    head_dim: Option<usize>,
+}
+
+fn strategy_parser() -> impl TypedValueParser<Value = Strategy> {
+    let names = Strategy::ALL.map(Strategy::name);
+    PossibleValuesParser::new(names).map(|name| name.parse().expect("one of the possible values"))
+}
+
+impl TrainCommand {
+    /// Trains, and says what came of it.
+    pub(super) fn run(self) -> Result<String, Failure> {
+        let config = self.settings().map_err(Failure::Refused)?;
+        let describe = |error: crate::train::TrainError| {
+            let failure = if error.is_refusal() { Failure::Refused } else { Failure::Failed };
+            failure(error.to_string())
+        };
+        train(config, &self.runs, self.name.as_deref()).map(|summary| report(&summary)).map_err(describe)
+    }
+
+    fn settings(&self) -> Result<TrainConfig, String> {
+        let Some(path) = &self.config else {
+            return resolve(&TrainConfig::default(), None, &self.flags);
+        };
+        let named = |error: &dyn ToString| format!("{}: {}", path.display(), error.to_string());
+        let text = fs::read_to_string(path).map_err(|error| named(&error))?;
+        resolve(&TrainConfig::default(), Some(&text), &self.flags).map_err(|error| named(&error))
+    }
+}
+
+fn report(summary: &Summary) -> String {
+    let Summary { folder, final_loss, unigram_entropy, tokens_per_second, elapsed } = summary;
+    format!(
+        "loss {final_loss:.3} nats per byte; guessing by frequency alone would give {unigram_entropy:.3}\n\
+         {:.0} s, {tokens_per_second:.0} tokens/s\n\
+         {}: loss.svg, schedule.svg, metrics.jsonl, config.toml, model/\n",
+        elapsed.as_secs_f64(),
+        folder.display(),
+    )
+}

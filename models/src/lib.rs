@@ -1,0 +1,8 @@
+//! Llama on exact sharded attention: model, data, training, and the `distflash` program.
+
+pub mod cli;
+pub mod data;
+pub mod llama;
+pub mod loss;
+pub mod plot;
+pub mod train;

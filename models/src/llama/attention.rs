@@ -1,0 +1,58 @@
+//! Self-attention over a sharded sequence.
+
+use super::config::LlamaConfig;
+use super::init::Init;
+use super::rope::RotaryEmbedding;
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::tensor::Tensor;
+use burn_distflash::{AttentionError, AttentionOptions, Context, dist_attention};
+
+/// Grouped-query attention of this rank's tokens to those of all ranks.
+#[derive(Module, Debug)]
+pub struct SelfAttention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    #[module(skip)]
+    head_dim: usize,
+}
+
+impl SelfAttention {
+    pub(super) fn new(config: &LlamaConfig, init: &mut Init) -> Self {
+        let (width, head_dim) = (config.hidden_size, config.head_dim);
+        let (queries, keys) = (config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim);
+        Self {
+            q_proj: init.linear(width, queries),
+            k_proj: init.linear(width, keys),
+            v_proj: init.linear(width, keys),
+            o_proj: init.linear(queries, width),
+            head_dim,
+        }
+    }
+
+    /// `x` and the result are `[batch, shard_len, hidden_size]`.
+    ///
+    /// # Errors
+    /// See [`dist_attention`].
+    pub fn forward(
+        &self,
+        x: Tensor<3>,
+        rope: &RotaryEmbedding,
+        options: &AttentionOptions,
+        context: &Context,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let [batch, len, _] = x.dims();
+        let heads = |projected: Tensor<3>| {
+            let count = projected.dims()[2] / self.head_dim;
+            projected.reshape([batch, len, count, self.head_dim]).swap_dims(1, 2)
+        };
+        let query = rope.turn(heads(self.q_proj.forward(x.clone())));
+        let key = rope.turn(heads(self.k_proj.forward(x.clone())));
+        let value = heads(self.v_proj.forward(x));
+        let (out, _) = dist_attention(query, key, value, options, context)?;
+        let [_, count, _, _] = out.dims();
+        Ok(self.o_proj.forward(out.swap_dims(1, 2).reshape([batch, len, count * self.head_dim])))
+    }
+}

@@ -1,0 +1,48 @@
+//! One layer.
+
+use super::attention::SelfAttention;
+use super::config::LlamaConfig;
+use super::init::Init;
+use super::mlp::Mlp;
+use super::rope::RotaryEmbedding;
+use burn::module::Module;
+use burn::nn::RmsNorm;
+use burn::tensor::Tensor;
+use burn_distflash::{AttentionError, AttentionOptions, Context};
+
+/// Attention and MLP, each normalised before and added to the residual stream.
+#[derive(Module, Debug)]
+pub struct DecoderLayer {
+    input_layernorm: RmsNorm,
+    self_attn: SelfAttention,
+    post_attention_layernorm: RmsNorm,
+    mlp: Mlp,
+}
+
+impl DecoderLayer {
+    pub(super) fn new(config: &LlamaConfig, init: &mut Init) -> Self {
+        Self {
+            input_layernorm: init.norm(config),
+            self_attn: SelfAttention::new(config, init),
+            post_attention_layernorm: init.norm(config),
+            mlp: Mlp::new(config, init),
+        }
+    }
+
+    /// `x` and the result are `[batch, shard_len, hidden_size]`.
+    ///
+    /// # Errors
+    /// See [`dist_attention`](burn_distflash::dist_attention).
+    pub fn forward(
+        &self,
+        x: Tensor<3>,
+        rope: &RotaryEmbedding,
+        options: &AttentionOptions,
+        context: &Context,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let attended = self.self_attn.forward(self.input_layernorm.forward(x.clone()), rope, options, context)?;
+        let x = x + attended;
+        let fed = self.mlp.forward(self.post_attention_layernorm.forward(x.clone()));
+        Ok(x + fed)
+    }
+}

@@ -1,0 +1,43 @@
+//! Initial weights.
+
+use super::config::LlamaConfig;
+use burn::module::Param;
+use burn::nn::{Embedding, Linear, RmsNorm};
+use burn::tensor::{Device, Tensor, TensorData};
+use rand::SeedableRng;
+use rand_distr::{Distribution, Normal};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+/// Draws weights on the host, so that a seed gives the same model on every backend, and whatever else
+/// the process draws: Burn's own seed is shared by all of its threads.
+pub(super) struct Init<'a> {
+    normal: Normal<f32>,
+    source: Xoshiro256PlusPlus,
+    device: &'a Device,
+}
+
+impl<'a> Init<'a> {
+    pub fn new(config: &LlamaConfig, seed: u64, device: &'a Device) -> Self {
+        let normal = Normal::new(0., config.initializer_range as f32).expect("a validated standard deviation");
+        Self { normal, source: Xoshiro256PlusPlus::seed_from_u64(seed), device }
+    }
+
+    fn matrix(&mut self, rows: usize, columns: usize) -> Param<Tensor<2>> {
+        let draw = |_| self.normal.sample(&mut self.source);
+        let data = TensorData::new((0..rows * columns).map(draw).collect::<Vec<f32>>(), [rows, columns]);
+        Param::from_tensor(Tensor::from_data(data, self.device))
+    }
+
+    pub fn linear(&mut self, inputs: usize, outputs: usize) -> Linear {
+        Linear { weight: self.matrix(inputs, outputs), bias: None }
+    }
+
+    pub fn embedding(&mut self, count: usize, width: usize) -> Embedding {
+        Embedding { weight: self.matrix(count, width) }
+    }
+
+    pub fn norm(&mut self, config: &LlamaConfig) -> RmsNorm {
+        let gamma = Param::from_tensor(Tensor::ones([config.hidden_size], self.device));
+        RmsNorm { gamma, epsilon: config.rms_norm_eps }
+    }
+}

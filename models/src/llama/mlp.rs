@@ -1,0 +1,33 @@
+//! The feed-forward half of a layer.
+
+use super::config::LlamaConfig;
+use super::init::Init;
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::tensor::{Tensor, activation::silu};
+
+/// SwiGLU: `down(silu(gate(x)) ∘ up(x))` (Shazeer, arXiv 2002.05202).
+#[derive(Module, Debug)]
+pub struct Mlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+}
+
+impl Mlp {
+    pub(super) fn new(config: &LlamaConfig, init: &mut Init) -> Self {
+        let (width, inner) = (config.hidden_size, config.intermediate_size);
+        Self {
+            gate_proj: init.linear(width, inner),
+            up_proj: init.linear(width, inner),
+            down_proj: init.linear(inner, width),
+        }
+    }
+
+    /// `x` and the result are `[batch, len, hidden_size]`.
+    #[must_use]
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let gate = silu(self.gate_proj.forward(x.clone()));
+        self.down_proj.forward(gate * self.up_proj.forward(x))
+    }
+}

@@ -1,0 +1,21 @@
+//! Llama, with its sequence sharded over ranks.
+//!
+//! Modules and their fields carry the names of Hugging Face's implementation, so that a parameter's
+//! path in the module is its name in a weights file.
+
+mod attention;
+mod block;
+mod config;
+mod init;
+mod mlp;
+mod model;
+mod rope;
+mod weights;
+
+pub use attention::SelfAttention;
+pub use block::DecoderLayer;
+pub use config::{ConfigError, LlamaConfig};
+pub use mlp::Mlp;
+pub use model::{Decoder, Llama};
+pub use rope::RotaryEmbedding;
+pub use weights::WeightsError;

@@ -1,0 +1,143 @@
+//! Training a Llama over ranks: the same losses and weights as on one rank.
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{DType, Device, Tensor};
+use burn_distflash::comm::local;
+use burn_distflash::{AttentionError, Context, Strategy};
+use distflash_models::data::{Batches, Text};
+use distflash_models::llama::{Llama, LlamaConfig};
+use distflash_models::train::{TrainConfig, Trainer, train_from};
+use distflash_tests::TIME_LIMIT;
+use rstest::rstest;
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Instant;
+
+/// Divides by none of 2, 3, 4 and 5.
+const SEQ_LEN: usize = 61;
+
+fn config(ranks: usize, strategy: Strategy, seq_len: usize) -> TrainConfig {
+    let model = LlamaConfig {
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 8,
+        ..LlamaConfig::default()
+    };
+    TrainConfig { ranks, strategy, seq_len, steps: 20, warmup_steps: 3, model, ..TrainConfig::default() }
+}
+
+fn batches(config: &TrainConfig) -> Batches {
+    Text::excerpt().batches(config.seq_len, config.batch_size, config.model.vocab_size, config.seed).unwrap()
+}
+
+struct Cast(DType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| tensor.cast(self.0))
+    }
+}
+
+struct Weights(Vec<f64>);
+
+impl ModuleVisitor for Weights {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.extend(param.val().into_data_as::<f64>().iter::<f64>());
+    }
+}
+
+fn weights(model: &Llama) -> Vec<f64> {
+    let mut weights = Weights(Vec::new());
+    model.visit(&mut weights);
+    weights.0
+}
+
+/// Losses of all steps, and the weights they lead to.
+#[derive(Clone)]
+struct Run {
+    losses: Vec<f64>,
+    weights: Vec<f64>,
+}
+
+fn train(config: TrainConfig, dtype: DType) -> Run {
+    let model = Llama::init(&config.model, config.seed, &Device::flex()).unwrap().map(&mut Cast(dtype));
+    let losses = Arc::new(Mutex::new(Vec::new()));
+    let heard = losses.clone();
+    let report = move |outcome: distflash_models::train::StepOutcome| heard.lock().unwrap().push(outcome.loss);
+    let model = train_from(model, &Arc::new(config.clone()), &batches(&config), report).unwrap();
+    let losses = losses.lock().unwrap().clone();
+    Run { losses, weights: weights(&model) }
+}
+
+/// Root mean square of the difference: single weights may part ways where a gradient near zero changes
+/// sign, because Adam divides it by its own size.
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    (a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>() / a.len() as f64).sqrt()
+}
+
+/// One rank in f64, and how far one rank in f32 is from it: what summing in another order may cost.
+static ALONE: LazyLock<(Run, Run)> = LazyLock::new(|| {
+    let run = |dtype| train(config(1, Strategy::Ring, SEQ_LEN), dtype);
+    (run(DType::F64), run(DType::F32))
+});
+
+#[rstest]
+fn training_over_ranks_is_training_on_one(
+    #[values(1, 2, 3, 4, 5)] ranks: usize,
+    #[values(Strategy::Ring, Strategy::Balanced, Strategy::Zigzag, Strategy::Striped)] strategy: Strategy,
+) {
+    let (truth, naive) = &*ALONE;
+    let run = train(config(ranks, strategy, SEQ_LEN), DType::F32);
+    assert!(run.losses[19] < run.losses[0] - 1., "it learns: {:?}", run.losses);
+    for (what, run, naive, truth) in [
+        ("losses", &run.losses, &naive.losses, &truth.losses),
+        ("weights", &run.weights, &naive.weights, &truth.weights),
+    ] {
+        let rounding = f64::from(f32::EPSILON) * distance(truth, &vec![0.; truth.len()]);
+        let (off, bound) = (distance(run, truth), 2. * distance(naive, truth) + rounding);
+        assert!(off <= bound, "{strategy} over {ranks}: {what} are off by {off:e}, bound {bound:e}");
+    }
+}
+
+/// In f64 nothing hides behind rounding: a gradient scaled by the number of ranks, a position counted
+/// from the shard's start or a lost boundary label would be off by far more.
+#[rstest]
+#[case::shorter_than_the_world(3, 5)]
+#[case::one_token(1, 2)]
+#[case::prime(61, 4)]
+fn ranks_that_own_nothing_or_unequal_shares_train_alike(#[case] seq_len: usize, #[case] ranks: usize) {
+    let alone = train(config(1, Strategy::Ring, seq_len), DType::F64);
+    for strategy in Strategy::ALL {
+        let run = train(config(ranks, strategy, seq_len), DType::F64);
+        assert!(distance(&run.losses, &alone.losses) < 1e-9, "{strategy}: {:?} {:?}", run.losses, alone.losses);
+        assert!(distance(&run.weights, &alone.weights) < 1e-9, "{strategy}");
+    }
+}
+
+#[test]
+fn a_killed_rank_ends_the_run_with_its_name() {
+    let start = Instant::now();
+    let config = Arc::new(config(3, Strategy::Balanced, SEQ_LEN));
+    let model = Llama::init(&config.model, 1, &Device::flex()).unwrap();
+    let error = local::run(3, TIME_LIMIT, move |comm| {
+        let device = Device::flex().autodiff();
+        let context = Context::new(comm.clone(), config.strategy, config.seq_len);
+        let mut trainer = Trainer::new(config.clone(), model.clone().fork(&device).train(), context, device);
+        for step in 0..config.steps {
+            assert!(step < 3 || comm.rank() != 1, "killed at step 3");
+            trainer.step(step, &batches(&config))?;
+        }
+        Ok::<_, AttentionError>(())
+    })
+    .unwrap_err();
+    assert!(error.stalled.is_empty(), "{error}");
+    assert_eq!(error.failures.len(), 3, "{error}");
+    for (rank, reason) in &error.failures {
+        assert!(reason.contains("killed at step 3"), "rank {rank}: {reason}");
+        assert!(*rank == 1 || reason.contains("rank 1"), "rank {rank}: {reason}");
+    }
+    assert!(start.elapsed() < TIME_LIMIT / 2);
+}
