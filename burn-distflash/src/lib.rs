@@ -15,7 +15,7 @@ pub mod schedule;
 mod strategy;
 
 pub use attend::{AttentionOptions, dist_attention, flash_attention};
-pub use attention::{ChunkAttention, Previous};
+pub use attention::{ChunkAttention, ChunkGradient, Previous};
 pub use comm::{CommError, Communicator};
 pub use context::Context;
 pub use distflash_kernels::{IntervalError, RowIntervals, Tile};

@@ -4,7 +4,7 @@
 //! others. Tiles of the score matrix are skipped, computed whole, or masked element by element after
 //! one comparison of intervals ([`RowIntervals::tile`]).
 //!
-//! The [`reference`] module (feature `reference`) is the f64 host oracle that tests hold every
+//! The [`mod@reference`] module (feature `reference`) is the f64 host oracle that tests hold every
 //! implementation against.
 
 mod intervals;

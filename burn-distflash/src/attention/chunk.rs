@@ -20,6 +20,23 @@ pub enum Previous<B: Backend> {
     },
 }
 
+/// What the gradient of a block is computed from.
+#[derive(Clone, Debug, ExtensionType)]
+pub struct ChunkGradient<B: Backend> {
+    /// As in the forward.
+    pub query: FloatTensor<B>,
+    /// As in the forward.
+    pub key: FloatTensor<B>,
+    /// As in the forward.
+    pub value: FloatTensor<B>,
+    /// Over *all* keys, not only this block's.
+    pub lse: FloatTensor<B>,
+    /// `Σ out · d_out` over each row's elements, with the final `out`.
+    pub delta: FloatTensor<B>,
+    /// Gradient of `out`.
+    pub d_out: FloatTensor<B>,
+}
+
 /// Exact attention of a block of queries over a block of keys, in pieces that can be merged.
 ///
 /// # Shapes
@@ -48,19 +65,13 @@ pub trait ChunkAttention: Backend {
         composed::forward::<Self>(query, key, value, previous, &mask, scale)
     }
 
-    /// This block's share of the gradients of query, key and value, given the `lse` over *all* keys
-    /// and `delta = Σ out · d_out` over each row's elements. Rows that see nothing get zeros.
+    /// This block's share of the gradients of query, key and value. Rows that see nothing get zeros.
     fn chunk_backward(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        lse: FloatTensor<Self>,
-        delta: FloatTensor<Self>,
-        d_out: FloatTensor<Self>,
+        #[extension_type] inputs: ChunkGradient<Self>,
         mask: RowIntervals,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        composed::backward::<Self>(composed::BackwardInputs { query, key, value, lse, delta, d_out }, &mask, scale)
+        composed::backward::<Self>(inputs, &mask, scale)
     }
 }
 
@@ -81,12 +92,7 @@ impl<B: ChunkAttention, C: CheckpointStrategy> ChunkAttention for Autodiff<B, C>
     }
 
     fn chunk_backward(
-        _: FloatTensor<Self>,
-        _: FloatTensor<Self>,
-        _: FloatTensor<Self>,
-        _: FloatTensor<Self>,
-        _: FloatTensor<Self>,
-        _: FloatTensor<Self>,
+        _: ChunkGradient<Self>,
         _: RowIntervals,
         _: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {

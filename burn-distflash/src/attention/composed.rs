@@ -1,7 +1,7 @@
 //! Attention from a backend's own tensor operations, tile by tile: O(N) memory on any backend. The
 //! fallback for backends without kernels of their own, and the one to read first.
 
-use super::chunk::Previous;
+use super::chunk::{ChunkGradient, Previous};
 use super::ops;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -144,24 +144,14 @@ pub fn forward<B: Backend>(
     if outs.is_empty() { (out, lse) } else { (B::float_cat(outs, 2), B::float_cat(lses, 2)) }
 }
 
-/// Operands of [`backward`].
-pub struct BackwardInputs<B: Backend> {
-    pub query: FloatTensor<B>,
-    pub key: FloatTensor<B>,
-    pub value: FloatTensor<B>,
-    pub lse: FloatTensor<B>,
-    pub delta: FloatTensor<B>,
-    pub d_out: FloatTensor<B>,
-}
-
 /// `P = exp(S − lse)`, `dV = Pᵀ·dO`, `dP = dO·Vᵀ`, `dS = scale · P ∘ (dP − delta)`, `dQ = dS·K`,
 /// `dK = dSᵀ·Q`.
 pub fn backward<B: Backend>(
-    inputs: BackwardInputs<B>,
+    inputs: ChunkGradient<B>,
     mask: &RowIntervals,
     scale: f64,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
-    let BackwardInputs { query, key, value, lse, delta, d_out } = inputs;
+    let ChunkGradient { query, key, value, lse, delta, d_out } = inputs;
     let block = Block::of::<B>(&query, &key);
     let device = query.device();
     let keys_shape = [block.batch, block.kv_heads, mask.num_keys(), block.head_dim];

@@ -4,4 +4,4 @@ mod chunk;
 mod composed;
 pub(crate) mod ops;
 
-pub use chunk::{ChunkAttention, Previous};
+pub use chunk::{ChunkAttention, ChunkGradient, Previous};

@@ -2,7 +2,7 @@
 
 use super::AttentionCall;
 use super::exchange::{Exchanges, cut, unpack};
-use crate::attention::{ChunkAttention, ops};
+use crate::attention::{ChunkAttention, ChunkGradient, ops};
 use crate::comm::CommError;
 use crate::schedule::{Chunk, Pass, Payload};
 use burn::backend::TensorMetadata;
@@ -57,9 +57,10 @@ pub(crate) fn backward<B: ChunkAttention>(
             if chunk.owner == rank { own(payload, chunk) } else { mail.input(payload, chunk) }
         };
         for (pair, seen) in call.plan.work(t) {
-            let [q, g, lse, delta] = unpack::<B, 4>(find(Payload::Query, &pair.query));
-            let [k, v] = unpack::<B, 2>(find(Payload::KeyValue, &pair.key_value));
-            let (d_q, d_k, d_v) = B::chunk_backward(q, k, v, lse, delta, g, seen.clone(), call.scale);
+            let [query, d_out, lse, delta] = unpack::<B, 4>(find(Payload::Query, &pair.query));
+            let [key, value] = unpack::<B, 2>(find(Payload::KeyValue, &pair.key_value));
+            let inputs = ChunkGradient { query, key, value, lse, delta, d_out };
+            let (d_q, d_k, d_v) = B::chunk_backward(inputs, seen.clone(), call.scale);
             if pair.query.owner == rank {
                 d_query = ops::add_rows::<B>(d_query, &pair.query.rows, d_q);
             } else {

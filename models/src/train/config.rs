@@ -52,7 +52,7 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// The device of rank `_rank`.
+    /// As Burn knows it, without autodiff.
     #[must_use]
     pub fn device(self) -> Device {
         match self {
