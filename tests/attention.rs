@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Tensor};
 use burn_distflash::{AttentionError, AttentionOptions, Mask, MaskError, flash_attention};
 use distflash_kernels::reference::Dims;
-use distflash_tests::{Masks, Problem, assert_within_bound, flash, naive};
+use distflash_tests::{Masks, Problem, assert_within_bound, device, flash, naive, takes};
 use rstest::rstest;
 
 fn dims(heads: usize, kv_heads: usize, num_rows: usize, num_keys: usize, head_dim: usize) -> Dims {
@@ -12,7 +12,7 @@ fn dims(heads: usize, kv_heads: usize, num_rows: usize, num_keys: usize, head_di
 
 fn check(problem: &Problem) {
     let case = format!("{:?} {:?}", problem.dims, problem.dtype);
-    assert_within_bound(&case, &flash(problem, &Device::flex()), &naive(problem), &problem.truth());
+    assert_within_bound(&case, &flash(problem, &device()), &naive(problem), &problem.truth());
 }
 
 #[rstest]
@@ -20,7 +20,7 @@ fn every_mask_and_dtype_is_exact(
     #[values(DType::F64, DType::F32, DType::F16, DType::BF16)] dtype: DType,
     #[values(1, 37, 300)] len: usize,
 ) {
-    for mask in Masks::ALL {
+    for mask in Masks::ALL.into_iter().filter(|_| takes(dtype)) {
         check(&Problem::draw(dims(4, 2, len, len, 16), mask.build(len), dtype));
     }
 }
@@ -64,11 +64,13 @@ fn logits_of_ten_thousand_stay_finite_and_exact() {
 #[test]
 fn identical_values_average_to_themselves_over_65536_keys() {
     // q = 0, v = 1 in f16: unnormalised partials would overflow, normalised ones give exactly 1.
-    let device = Device::flex();
-    let full = |len, value| Tensor::<4>::full([1, 1, len, 8], value, (&device, DType::F16));
+    let (device, dtype) = (device(), if takes(DType::F16) { DType::F16 } else { DType::F32 });
+    let full = |len, value| Tensor::<4>::full([1, 1, len, 8], value, (&device, dtype));
     let options = AttentionOptions::masked(Mask::full());
     let (out, lse) = flash_attention(full(2, 0.), full(65_536, 1.), full(65_536, 1.), &options).unwrap();
-    assert!(out.into_data_as::<f32>().iter::<f32>().all(|x| x == 1.));
+    // Exactly 1 in f16. A device without it runs in f32, where its exponential of 0 may be off by one.
+    let rounding = if dtype == DType::F16 { 0. } else { 2. * f32::EPSILON };
+    assert!(out.into_data_as::<f32>().iter::<f32>().all(|x| (x - 1.).abs() <= rounding));
     let ln = (65_536f32).ln();
     assert!(lse.into_data().iter::<f32>().all(|x| (x - ln).abs() <= f32::EPSILON * ln));
 }
@@ -76,7 +78,7 @@ fn identical_values_average_to_themselves_over_65536_keys() {
 #[test]
 fn a_row_that_sees_nothing_is_zero_with_zero_gradients() {
     let problem = Problem::draw(dims(2, 1, 40, 40, 8), Masks::Gaps.build(40), DType::F32);
-    let results = flash(&problem, &Device::flex());
+    let results = flash(&problem, &device());
     let mask = problem.intervals();
     let empty: Vec<usize> = (0..40).filter(|&row| mask.row(row).is_empty()).collect();
     assert!(!empty.is_empty(), "the mask has empty rows");
@@ -94,13 +96,13 @@ fn a_row_that_sees_nothing_is_zero_with_zero_gradients() {
 #[test]
 fn the_same_inputs_give_the_same_bits() {
     let problem = Problem::draw(dims(4, 2, 300, 300, 16), Mask::causal(), DType::F32);
-    assert_eq!(flash(&problem, &Device::flex()), flash(&problem, &Device::flex()));
+    assert_eq!(flash(&problem, &device()), flash(&problem, &device()));
 }
 
 #[test]
 fn strided_operands_are_read_as_they_are() {
     let problem = Problem::draw(dims(4, 2, 60, 60, 16), Mask::causal(), DType::F32);
-    let device = Device::flex();
+    let device = device();
     let dense = |index| problem.tensor(index, &device);
     // [b, n, h, d] in memory, seen as [b, h, n, d].
     let strided = |index| {

@@ -1,5 +1,6 @@
 //! The two functions a model calls.
 
+use crate::attention::refusal;
 use crate::comm::{CommError, Communicator, local};
 use crate::context::Context;
 use crate::error::AttentionError;
@@ -236,6 +237,9 @@ fn check(
     expect(rank, "head_dim of value", head_dim, value.dims()[3])?;
     if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
         return Err(AttentionError::UnevenGroups { rank, heads, kv_heads });
+    }
+    if let Some(reason) = refusal(query, key) {
+        return Err(AttentionError::Unsupported { rank, reason });
     }
     let [query, key, value] = [query, key, value].map(Tensor::dtype);
     if query != key || query != value {

@@ -51,6 +51,14 @@ pub enum AttentionError {
         /// As given.
         scale: f64,
     },
+    /// The device cannot compute it.
+    #[error("rank {rank}: the device cannot compute this attention: {reason}")]
+    Unsupported {
+        /// Who was called.
+        rank: Rank,
+        /// Why.
+        reason: String,
+    },
     /// The mask does not fit the sequence.
     #[error("rank {rank}: {source}")]
     Mask {

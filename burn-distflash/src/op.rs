@@ -18,7 +18,7 @@ use burn::backend::{Autodiff, AutodiffBackend, Flex, TensorMetadata, backend_ext
 /// cannot be mistaken for a result.
 ///
 /// [`check`]: crate::comm::Communicator::check
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait DistAttention: ChunkAttention {
     /// `(out, lse)` of this rank's queries over all keys: `out` in the dtype of `query`, `lse` in the
     /// accumulator's and never tracked.
@@ -63,6 +63,9 @@ pub trait DistAttention: ChunkAttention {
 }
 
 impl DistAttention for Flex {}
+
+#[cfg(feature = "cube")]
+impl DistAttention for burn_cubecl::CubeBackend {}
 
 #[derive(Debug)]
 struct AttentionBackward;

@@ -2,12 +2,14 @@
 //! and the bound derived from the two.
 
 mod bound;
+mod device;
 mod draw;
 mod naive;
 mod problem;
 mod run;
 
 pub use bound::{Results, Truth, assert_within_bound};
+pub use device::{device, takes};
 pub use draw::Draw;
 pub use naive::naive;
 pub use problem::{Masks, Problem};

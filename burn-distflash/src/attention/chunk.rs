@@ -49,7 +49,7 @@ pub struct ChunkGradient<B: Backend> {
 ///
 /// These are the kernels below the differentiable op; [`flash_attention`](crate::flash_attention) and
 /// [`dist_attention`](crate::dist_attention) are what a model calls.
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ChunkAttention: Backend {
     /// `out = softmax(scale · query · keyᵀ) · value` over the keys `mask` lets each row see and those
     /// already in `previous`; `lse` is the logarithm of the softmax's denominator, in nats. A row that

@@ -2,6 +2,11 @@
 
 mod chunk;
 mod composed;
+#[cfg(feature = "cube")]
+mod cube;
 pub(crate) mod ops;
+mod support;
+
+pub(crate) use support::refusal;
 
 pub use chunk::{ChunkAttention, ChunkGradient, Previous};

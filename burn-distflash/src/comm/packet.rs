@@ -72,9 +72,14 @@ impl fmt::Debug for Packet {
 }
 
 impl Packet {
-    /// A backend's own tensor, as the executor holds it.
+    /// A backend's own tensor, as the executor holds it. Another thread may open the packet, so what
+    /// computes the tensor is sent to its device first.
+    ///
+    /// # Panics
+    /// If the device has failed; so [`tensor`](Self::tensor).
     #[must_use]
     pub fn primitive<B: Backend>(tensor: FloatTensor<B>) -> Self {
+        B::flush(&tensor.device()).expect("a device that works");
         let spec = PacketSpec::Tensor { shape: tensor.shape(), dtype: tensor.dtype() };
         Self { spec, content: Box::new(tensor) }
     }
@@ -82,6 +87,7 @@ impl Packet {
     /// A user's tensor. It arrives without its autodiff graph.
     #[must_use]
     pub fn tensor(tensor: Tensor<1>) -> Self {
+        tensor.device().flush().expect("a device that works");
         let spec = PacketSpec::Tensor { shape: tensor.shape(), dtype: tensor.dtype() };
         Self { spec, content: Box::new(untracked(tensor)) }
     }

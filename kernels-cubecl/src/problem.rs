@@ -1,0 +1,78 @@
+//! What a kernel is asked to do.
+
+use cubecl::ir::{ElemType, FloatKind};
+
+/// Sizes and precision of one block of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionProblem {
+    /// Independent sequences.
+    pub batch: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Query rows.
+    pub num_rows: usize,
+    /// Keys.
+    pub num_keys: usize,
+    /// Elements of one head's vector.
+    pub head_dim: usize,
+    /// Of query, key, value and the gradient of the output.
+    pub dtype: ElemType,
+}
+
+/// Why a device or a kernel cannot do what it is asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Accumulators of one head must fit a unit's registers.
+    #[error("head_dim is {0}; the kernels take 1 to 256")]
+    HeadDim(usize),
+    /// Grouped-query attention needs whole groups.
+    #[error("{heads} query heads do not divide evenly over {kv_heads} key/value heads")]
+    UnevenGroups {
+        /// Query heads.
+        heads: usize,
+        /// Key/value heads.
+        kv_heads: usize,
+    },
+    /// The kernels accumulate in f32.
+    #[error("operands are {0}; the kernels take f32, f16 and bf16")]
+    DType(String),
+    /// A cube's tiles must fit its shared memory.
+    #[error("the tiles need {needed} bytes of shared memory; the device has {available}")]
+    SharedMemory {
+        /// Bytes.
+        needed: usize,
+        /// Bytes.
+        available: usize,
+    },
+    /// A cube needs its units.
+    #[error("the tiles need {needed} units a cube; the device has {available}")]
+    Units {
+        /// Number of units.
+        needed: usize,
+        /// Number of units.
+        available: usize,
+    },
+}
+
+impl AttentionProblem {
+    /// Checks what does not depend on the device.
+    ///
+    /// # Errors
+    /// The first thing that cannot be done.
+    pub fn validate(&self) -> Result<(), Refusal> {
+        let Self { heads, kv_heads, head_dim, dtype, .. } = *self;
+        if head_dim == 0 || head_dim > 256 {
+            return Err(Refusal::HeadDim(head_dim));
+        }
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return Err(Refusal::UnevenGroups { heads, kv_heads });
+        }
+        match dtype {
+            ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16) => Ok(()),
+            other => Err(Refusal::DType(format!("{other:?}"))),
+        }
+    }
+}
