@@ -4,8 +4,8 @@
 //! others. Tiles of the score matrix are skipped, computed whole, or masked element by element after
 //! one comparison of intervals ([`RowIntervals::tile`]).
 //!
-//! With the feature of a runtime (`cuda`, `wgpu`, `cpu`), [`forward`] and [`backward`] are the kernels:
-//! one source for all runtimes, shaped at launch by a [`Blueprint`].
+//! With the feature of a runtime (`cuda`, `wgpu`, `cpu`), `forward` and `backward` are the kernels:
+//! one source for all runtimes, shaped at launch by a `Blueprint`.
 //!
 //! The [`mod@reference`] module (feature `reference`) is the f64 host oracle that tests hold every
 //! implementation against.
