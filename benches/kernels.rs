@@ -1,13 +1,16 @@
 //! How fast attention is on the device under test, by length and head_dim: TFLOP/s of the forward and of
 //! the backward pass, after both are verified against the f64 oracle.
 //!
+//! `DISTFLASH_KERNEL` names the kernels.
+//!
 //! `cargo bench -p distflash-benches --features cuda --bench kernels -- --dtype bf16 --lens 1024,8192`
 #![allow(clippy::print_stdout, reason = "a table is what it is for")]
 
+use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_distflash::{AttentionOptions, Mask, flash_attention};
+use burn_distflash::{AttentionOptions, ChunkAttention, ChunkGradient, ChunkOptions, Mask, flash_attention};
 use distflash_kernels::reference::Dims;
-use distflash_tests::{Draw, Problem, assert_within_bound, device, flash, naive};
+use distflash_tests::{Draw, Problem, assert_within_bound, device, flash, kernel, naive};
 use std::time::{Duration, Instant};
 
 struct Options {
@@ -43,7 +46,7 @@ fn options() -> Options {
 fn main() {
     let options = options();
     let device = device();
-    println!("{:?}, {:?}, {} heads, batch 1", device, options.dtype, options.heads);
+    println!("{:?}, kernels {}, {:?}, {} heads, batch 1", device, kernel(), options.dtype, options.heads);
     println!(
         "{:>8} {:>8} {:>7} | {:>11} {:>8} | {:>11} {:>8}",
         "head_dim", "mask", "N", "forward ms", "TFLOP/s", "backward ms", "TFLOP/s"
@@ -74,41 +77,53 @@ fn verify(head_dim: usize, mask: &Mask, dtype: DType, device: &Device) {
     assert_within_bound("before timing", &flash(&problem, device), &naive(&problem), &problem.truth());
 }
 
-/// Median times of the forward and of the backward pass.
+/// Median times of the forward pass, and of the backward pass with what comes before and after its kernels: the
+/// sums it starts from, and the rounding of gradients to the operands' dtype.
 fn time(options: &Options, head_dim: usize, len: usize, mask: &Mask, device: &Device) -> [Duration; 2] {
-    let tracked = device.clone().autodiff();
     let shape = [1, options.heads, len, head_dim];
     let mut draw = Draw::new(len as u64);
     let mut tensor = || {
         let data = TensorData::new(draw.uniform(shape.iter().product(), 1.), shape).convert_dtype(options.dtype);
-        Tensor::<4>::from_data(data, (&tracked, options.dtype))
+        Tensor::<4>::from_data(data, (device, options.dtype))
     };
-    let (query, key, value) = (tensor().require_grad(), tensor().require_grad(), tensor().require_grad());
-    let d_out = tensor();
-    let masked = AttentionOptions::masked(mask.clone());
-    let sync = || device.sync().expect("a device that works");
-    let mut times = [Vec::new(), Vec::new()];
-    for round in 0..8 {
-        sync();
-        let start = Instant::now();
-        let (out, _) = flash_attention(query.clone(), key.clone(), value.clone(), &masked).expect("a valid problem");
-        sync();
-        let forward = start.elapsed();
-        let loss = (out * d_out.clone()).sum();
-        sync();
-        let start = Instant::now();
-        let grads = loss.backward();
-        sync();
-        let backward = start.elapsed();
-        drop(grads);
-        // The first rounds compile kernels and fill the memory pool.
-        if round >= 2 {
-            times[0].push(forward);
-            times[1].push(backward);
+    let (query, key, value, d_out) = (tensor(), tensor(), tensor(), tensor());
+    let masked = AttentionOptions { kernel: kernel(), ..AttentionOptions::masked(mask.clone()) };
+    let forward = || flash_attention(query.clone(), key.clone(), value.clone(), &masked).expect("a valid problem");
+    let (out, lse) = forward();
+    let intervals = mask.intervals(len, len).expect("a mask that fits");
+    let chunk = ChunkOptions { scale: 1. / (head_dim as f64).sqrt(), kernel: kernel() };
+    let backward = || {
+        let of = |tensor: &Tensor<4>| tensor.clone().into_dispatch();
+        let inputs = ChunkGradient {
+            query: of(&query),
+            key: of(&key),
+            value: of(&value),
+            lse: lse.clone().unsqueeze_dim::<4>(3).into_dispatch(),
+            delta: Dispatch::chunk_delta(of(&out), of(&d_out)),
+            d_out: of(&d_out),
+        };
+        let (d_query, d_key, d_value) = Dispatch::chunk_backward(inputs, intervals.clone(), chunk);
+        for gradient in [d_query, d_key, d_value] {
+            drop(Tensor::<4>::from_dispatch(gradient).cast(options.dtype));
         }
-    }
-    times.map(|mut of| {
-        of.sort_unstable();
-        of[of.len() / 2]
-    })
+    };
+    [median(device, || drop(forward())), median(device, backward)]
+}
+
+/// Median time of one of several calls in a row: the device, not the host, sets the pace.
+fn median(device: &Device, call: impl Fn()) -> Duration {
+    let sync = || device.sync().expect("a device that works");
+    let time = |calls: u32| {
+        sync();
+        let start = Instant::now();
+        (0..calls).for_each(|_| call());
+        sync();
+        start.elapsed() / calls
+    };
+    // The first calls compile kernels and fill the memory pool.
+    time(2);
+    let calls = (0.03 / time(2).as_secs_f64()).clamp(1., 50.) as u32;
+    let mut times: Vec<Duration> = (0..7).map(|_| time(calls)).collect();
+    times.sort_unstable();
+    times[times.len() / 2]
 }

@@ -1,7 +1,7 @@
 //! Attention on one device against the f64 truth.
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_distflash::{AttentionError, AttentionOptions, Mask, MaskError, flash_attention};
+use burn_distflash::{AttentionError, AttentionOptions, Kernel, Mask, MaskError, flash_attention};
 use distflash_kernels::reference::Dims;
 use distflash_tests::{Masks, Problem, assert_within_bound, device, flash, naive, takes};
 use rstest::rstest;
@@ -33,8 +33,64 @@ fn every_grouping_of_heads_is_exact(
 }
 
 #[rstest]
-fn every_head_dim_is_exact(#[values(1, 8, 64, 80, 96, 112, 128, 160, 256)] head_dim: usize) {
-    check(&Problem::draw(dims(2, 1, 70, 70, head_dim), Mask::causal(), DType::F32));
+fn every_head_dim_is_exact(
+    #[values(1, 8, 24, 64, 80, 96, 112, 128, 136, 160, 256)] head_dim: usize,
+    #[values(DType::F32, DType::F16, DType::BF16)] dtype: DType,
+) {
+    if takes(dtype) {
+        check(&Problem::draw(dims(2, 1, 70, 70, head_dim), Mask::causal(), dtype));
+    }
+}
+
+/// Several tiles of every kernel, whose sizes divide none of these lengths.
+#[rstest]
+fn every_mask_is_exact_over_many_tiles(
+    #[values(64, 128)] head_dim: usize,
+    #[values(DType::F16, DType::BF16)] dtype: DType,
+) {
+    for mask in Masks::ALL.into_iter().filter(|_| takes(dtype)) {
+        check(&Problem::draw(Dims { batch: 1, ..dims(2, 1, 421, 421, head_dim) }, mask.build(421), dtype));
+    }
+}
+
+#[rstest]
+fn any_scale_is_exact(#[values(0., -0.3, 1e-6, 3.)] scale: f64, #[values(DType::F32, DType::BF16)] dtype: DType) {
+    if takes(dtype) {
+        let mut problem = Problem::draw(dims(2, 1, 150, 150, 64), Mask::causal(), dtype);
+        problem.options.scale = Some(scale);
+        check(&problem);
+    }
+}
+
+/// The grid of a GPU has 65,535 places in two of its directions.
+#[test]
+fn more_heads_than_a_grid_has_places_are_exact() {
+    same_in_all_heads(65_537, 3, 8, DType::F32);
+}
+
+#[test]
+#[ignore = "needs a GPU with 80 GB: --ignored"]
+fn offsets_beyond_two_billion_elements_are_exact() {
+    same_in_all_heads(65_537, 257, 128, DType::BF16);
+}
+
+/// Asserts that `heads` heads with the same inputs get the bits that one head alone gets.
+fn same_in_all_heads(heads: usize, len: usize, head_dim: usize, dtype: DType) {
+    let problem = Problem::draw(Dims { batch: 1, ..dims(1, 1, len, len, head_dim) }, Mask::causal(), dtype);
+    let device = device().autodiff();
+    let run = |heads: usize| {
+        let leaf = |index| problem.tensor(index, &device).repeat_dim(1, heads).require_grad();
+        let (query, key, value, d_out) = (leaf(0), leaf(1), leaf(2), leaf(3).inner());
+        let (out, _) = flash_attention(query.clone(), key.clone(), value.clone(), &problem.options).unwrap();
+        let grads = (out.clone() * Tensor::from_inner(d_out)).sum().backward();
+        let grad = |leaf: &Tensor<4>| leaf.grad(&grads).expect("tracked");
+        [out.inner(), grad(&query), grad(&key), grad(&value)]
+    };
+    for (many, one) in run(heads).into_iter().zip(run(1)) {
+        assert!(many.dims()[1] == heads && one.clone().abs().max().into_scalar::<f32>() > 0.);
+        let off = (many - one).abs().max().into_scalar::<f32>();
+        assert_eq!(off, 0.);
+    }
 }
 
 #[rstest]
@@ -44,6 +100,22 @@ fn every_head_dim_is_exact(#[values(1, 8, 64, 80, 96, 112, 128, 160, 256)] head_
 fn queries_and_keys_may_differ_in_number(#[case] num_rows: usize, #[case] num_keys: usize) {
     for mask in [Mask::causal(), Mask::full()] {
         check(&Problem::draw(dims(4, 2, num_rows, num_keys, 16), mask, DType::F32));
+    }
+}
+
+#[rstest]
+fn nothing_is_attention_too(#[values((0, 5), (5, 0), (0, 0))] (num_rows, num_keys): (usize, usize)) {
+    let device = device().autodiff();
+    let ones = |heads, len| Tensor::<4>::ones([1, heads, len, 8], &device).require_grad();
+    let (query, key, value) = (ones(4, num_rows), ones(2, num_keys), ones(2, num_keys));
+    let options = AttentionOptions::masked(Mask::full());
+    let (out, lse) = flash_attention(query.clone(), key.clone(), value, &options).unwrap();
+    let grads = out.clone().sum().backward();
+    assert!(out.into_data().iter::<f32>().all(|x| x == 0.));
+    assert!(lse.into_data().iter::<f32>().all(|x| x == f32::NEG_INFINITY));
+    for (leaf, len) in [(query, 4 * num_rows), (key, 2 * num_keys)] {
+        let grad = leaf.grad(&grads).unwrap().into_data();
+        assert_eq!(grad.iter::<f32>().filter(|&x| x == 0.).count(), len * 8);
     }
 }
 
@@ -139,6 +211,9 @@ fn what_does_not_fit_is_refused_by_name() {
     assert_eq!(misfit, AttentionError::Mask { rank: 0, source: MaskError::DocumentsEnd { last: 4, seq_len: 5 } });
     let nan = AttentionOptions { scale: Some(f64::NAN), ..AttentionOptions::default() };
     assert!(refuse([1, 4, 5, 8], [1, 2, 5, 8], [1, 2, 5, 8], &nan).to_string().contains("scale is NaN"));
+    let forced = AttentionOptions { kernel: Kernel::Matrix, ..AttentionOptions::default() };
+    let no_kernel = refuse([1, 4, 5, 8], [1, 2, 5, 8], [1, 2, 5, 8], &forced).to_string();
+    assert!(no_kernel.contains("kernel matrix was asked for"), "{no_kernel}");
     let half = tensor([1, 2, 5, 8]).cast(DType::F16);
     let mixed = flash_attention(tensor([1, 4, 5, 8]), half, tensor([1, 2, 5, 8]), &options).unwrap_err();
     assert!(mixed.to_string().contains("key F16"), "{mixed}");

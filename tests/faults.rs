@@ -186,7 +186,7 @@ fn attend_as(
     head_dim: usize,
 ) -> Result<(), AttentionError> {
     let ones = |heads| Tensor::<4>::ones([1, heads, context.shard_len(), head_dim], &Device::flex());
-    let options = AttentionOptions { mask, scale };
+    let options = AttentionOptions { mask, scale, ..AttentionOptions::default() };
     dist_attention(ones(heads), ones(2), ones(2), &options, context).map(drop)
 }
 

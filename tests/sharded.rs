@@ -43,6 +43,15 @@ fn every_dtype_is_exact(#[values(DType::F64, DType::F16, DType::BF16)] dtype: DT
     }
 }
 
+/// Partials are merged in the kernel, in each of them.
+#[rstest]
+fn every_kernel_merges_what_was_seen_before(#[values(64, 80, 128)] head_dim: usize) {
+    let dims = Dims { batch: 1, heads: 2, kv_heads: 1, head_dim, ..DIMS };
+    for mask in [Masks::Causal, Masks::Documents, Masks::Gaps].into_iter().filter(|_| takes(DType::BF16)) {
+        check(&problem(dims, 421, mask.build(421), DType::BF16), &[2, 3]);
+    }
+}
+
 #[test]
 fn shards_longer_than_a_tile_are_exact() {
     let dims = Dims { batch: 1, heads: 2, kv_heads: 1, ..DIMS };
@@ -50,16 +59,18 @@ fn shards_longer_than_a_tile_are_exact() {
 }
 
 /// Partials must travel and accumulate in f32: with 16-bit ones the error would grow with the world.
-#[test]
-fn the_error_of_16_bit_operands_does_not_grow_with_the_world() {
-    let dtype = if takes(DType::BF16) { DType::BF16 } else { DType::F32 };
+#[rstest]
+fn the_error_of_16_bit_operands_does_not_grow_with_the_world(#[values(DType::F16, DType::BF16)] dtype: DType) {
+    if !takes(dtype) {
+        return;
+    }
     let problem = problem(DIMS, 256, Mask::causal(), dtype);
     let truth = problem.truth();
     let off = |results: &[f64]| results.iter().zip(&truth.results.out).map(|(a, t)| (a - t).abs()).sum::<f64>();
     let alone = off(&flash(&problem, &device()).out);
     for strategy in Strategy::ALL {
         let split = off(&sharded(&problem, strategy, 8, &device()).out);
-        // The only rounding to bf16 is the last; the mean error must not notice the sharding.
+        // The only rounding to 16 bits is the last; the mean error must not notice the sharding.
         assert!(split <= 1.001 * alone, "{strategy}: {split:e} sharded, {alone:e} alone");
     }
 }

@@ -1,6 +1,6 @@
 //! The two functions a model calls.
 
-use crate::attention::refusal;
+use crate::attention::{ChunkOptions, refusal};
 use crate::comm::{CommError, Communicator, local};
 use crate::context::Context;
 use crate::error::AttentionError;
@@ -11,6 +11,7 @@ use crate::op::DistAttention;
 use crate::plan::{Plan, digest};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
+use distflash_kernels::Kernel;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -21,12 +22,15 @@ pub struct AttentionOptions {
     pub mask: Mask,
     /// Multiplies the logits; `None` is `1/√head_dim`.
     pub scale: Option<f64>,
+    /// Which kernels compute it on a GPU; the default is the fastest that the device allows. The choice is
+    /// a rank's own: it changes rounding, not results.
+    pub kernel: Kernel,
 }
 
 impl Default for AttentionOptions {
     /// Causal, `1/√head_dim`.
     fn default() -> Self {
-        Self { mask: Mask::causal(), scale: None }
+        Self { mask: Mask::causal(), scale: None, kernel: Kernel::Auto }
     }
 }
 
@@ -81,10 +85,10 @@ pub fn flash_attention(
 ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
     static ALONE: LazyLock<Arc<dyn Communicator>> =
         LazyLock::new(|| Arc::new(local::group(1, Duration::from_secs(60)).remove(0)));
-    let scale = check(0, &query, &key, &value, options)?;
+    let chunk_options = check(0, &query, &key, &value, options)?;
     let plan = Plan::solo(&options.mask, query.dims()[2], key.dims()[2])
         .map_err(|source| AttentionError::Mask { rank: 0, source })?;
-    let call = AttentionCall { plan: Arc::new(plan), comm: ALONE.clone(), scale };
+    let call = AttentionCall { plan: Arc::new(plan), comm: ALONE.clone(), options: chunk_options };
     Ok(run(query, key, value, call))
 }
 
@@ -167,7 +171,7 @@ fn prepare(
     context: &Context,
 ) -> Result<AttentionCall, AttentionError> {
     let rank = context.rank();
-    let scale = check(rank, query, key, value, options)?;
+    let chunk_options = check(rank, query, key, value, options)?;
     for (what, tensor) in [("length of query", query), ("length of key", key)] {
         expect(rank, what, context.shard_len(), tensor.dims()[2])?;
     }
@@ -186,10 +190,10 @@ fn prepare(
             field("key/value heads", &key.dims()[1]),
             field("head_dim", &head_dim),
             field("dtype", &format!("{:?}", query.dtype())),
-            field("scale", &scale),
+            field("scale", &chunk_options.scale),
         ],
     )?;
-    Ok(AttentionCall { plan, comm: context.communicator().clone(), scale })
+    Ok(AttentionCall { plan, comm: context.communicator().clone(), options: chunk_options })
 }
 
 /// Finds out, before any tensor is sent, whether all ranks were called with the same `fields`. Once per
@@ -220,14 +224,14 @@ fn expect(rank: Rank, what: &'static str, expected: usize, actual: usize) -> Res
     if expected == actual { Ok(()) } else { Err(AttentionError::Shape { rank, what, expected, actual }) }
 }
 
-/// Checks what a rank can check alone, and returns the scale.
+/// Checks what a rank can check alone, and returns how blocks are to be computed.
 fn check(
     rank: Rank,
     query: &Tensor<4>,
     key: &Tensor<4>,
     value: &Tensor<4>,
     options: &AttentionOptions,
-) -> Result<f64, AttentionError> {
+) -> Result<ChunkOptions, AttentionError> {
     let ([batch, heads, _, head_dim], [_, kv_heads, num_keys, _]) = (query.dims(), key.dims());
     expect(rank, "batch size of key", batch, key.dims()[0])?;
     expect(rank, "head_dim of key", head_dim, key.dims()[3])?;
@@ -238,7 +242,7 @@ fn check(
     if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
         return Err(AttentionError::UnevenGroups { rank, heads, kv_heads });
     }
-    if let Some(reason) = refusal(query, key) {
+    if let Some(reason) = refusal(query, key, options.kernel) {
         return Err(AttentionError::Unsupported { rank, reason });
     }
     let [query, key, value] = [query, key, value].map(Tensor::dtype);
@@ -246,5 +250,8 @@ fn check(
         return Err(AttentionError::DTypes { rank, query, key, value });
     }
     let scale = options.scale.unwrap_or(1. / (head_dim as f64).sqrt());
-    if scale.is_finite() { Ok(scale) } else { Err(AttentionError::Scale { rank, scale }) }
+    if !scale.is_finite() {
+        return Err(AttentionError::Scale { rank, scale });
+    }
+    Ok(ChunkOptions { scale, kernel: options.kernel })
 }

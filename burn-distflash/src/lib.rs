@@ -15,10 +15,10 @@ pub mod schedule;
 mod strategy;
 
 pub use attend::{AttentionOptions, dist_attention, flash_attention};
-pub use attention::{ChunkAttention, ChunkGradient, Previous};
+pub use attention::{ChunkAttention, ChunkGradient, ChunkOptions, Previous};
 pub use comm::{CommError, Communicator};
 pub use context::Context;
-pub use distflash_kernels::{IntervalError, RowIntervals, Tile};
+pub use distflash_kernels::{IntervalError, Kernel, RowIntervals, Tile};
 pub use error::AttentionError;
 pub use executor::AttentionCall;
 pub use gradients::{SummedGradients, sum_gradients};

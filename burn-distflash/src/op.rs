@@ -18,10 +18,12 @@ use burn::backend::{Autodiff, AutodiffBackend, Flex, TensorMetadata, backend_ext
 /// cannot be mistaken for a result.
 ///
 /// [`check`]: crate::comm::Communicator::check
-#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff, Fusion: cfg(feature = "fusion"))]
 pub trait DistAttention: ChunkAttention {
     /// `(out, lse)` of this rank's queries over all keys: `out` in the dtype of `query`, `lse` in the
     /// accumulator's and never tracked.
+    // Its body runs on the caller's thread: a wait for peers on a fusion thread would block them all.
+    #[fusion(default)]
     fn attention_forward(
         query: FloatTensor<Self>,
         key: FloatTensor<Self>,
@@ -42,6 +44,7 @@ pub trait DistAttention: ChunkAttention {
     }
 
     /// Gradients of query, key and value, in their dtype.
+    #[fusion(default)]
     fn attention_backward(
         query: FloatTensor<Self>,
         key: FloatTensor<Self>,

@@ -5,7 +5,8 @@
 //! one comparison of intervals ([`RowIntervals::tile`]).
 //!
 //! With the feature of a runtime (`cuda`, `wgpu`, `cpu`), `forward` and `backward` are the kernels:
-//! one source for all runtimes, shaped at launch by a `Blueprint`.
+//! chosen and shaped at launch by a `Blueprint`:
+//! for matrix units where the device has them, and in f32 arithmetic for every runtime.
 //!
 //! The [`mod@reference`] module (feature `reference`) is the f64 host oracle that tests hold every
 //! implementation against.
@@ -14,18 +15,36 @@
 pub mod backward;
 #[cfg(feature = "cube")]
 mod blueprint;
+#[cfg(feature = "emit")]
+pub mod emit;
 #[cfg(feature = "cube")]
 pub mod forward;
+#[cfg(feature = "cuda")]
+mod hopper;
 mod intervals;
+mod kernel;
+#[cfg(feature = "cube")]
+mod matrix;
+#[cfg(feature = "cube")]
+pub mod partial;
 #[cfg(feature = "cube")]
 mod problem;
 #[cfg(feature = "reference")]
 pub mod reference;
 #[cfg(feature = "cube")]
-mod tile;
+pub mod tune;
+#[cfg(feature = "cube")]
+mod units;
 
 #[cfg(feature = "cube")]
 pub use blueprint::Blueprint;
+#[cfg(feature = "cuda")]
+pub use hopper::HopperTiles;
 pub use intervals::{IntervalError, RowIntervals, Tile};
+pub use kernel::Kernel;
+#[cfg(feature = "cube")]
+pub use matrix::MatrixTiles;
 #[cfg(feature = "cube")]
 pub use problem::{AttentionProblem, Refusal};
+#[cfg(feature = "cube")]
+pub use units::UnitTiles;

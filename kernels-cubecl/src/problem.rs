@@ -1,6 +1,7 @@
 //! What a kernel is asked to do.
 
 use cubecl::ir::{ElemType, FloatKind};
+use cubecl::prelude::TensorBinding;
 
 /// Sizes and precision of one block of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +40,15 @@ pub enum Refusal {
     /// The kernels accumulate in f32.
     #[error("operands are {0}; the kernels take f32, f16 and bf16")]
     DType(String),
+    /// Not every device has every float.
+    #[error("the device does not store {0}")]
+    DeviceDType(String),
+    /// The kernels for Hopper were asked for.
+    #[error("no kernel for Hopper: {0}")]
+    Hopper(String),
+    /// The kernels for matrix units were asked for.
+    #[error("no kernel for matrix units: {0}")]
+    Matrix(String),
     /// A cube's tiles must fit its shared memory.
     #[error("the tiles need {needed} bytes of shared memory; the device has {available}")]
     SharedMemory {
@@ -73,6 +83,18 @@ impl AttentionProblem {
         match dtype {
             ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16) => Ok(()),
             other => Err(Refusal::DType(format!("{other:?}"))),
+        }
+    }
+
+    /// Asserts that `queries` and `keys` have this problem's shapes: unchecked kernels rely on them.
+    pub(crate) fn assert_shapes(&self, queries: &[&TensorBinding], keys: &[&TensorBinding]) {
+        let Self { batch, heads, kv_heads, num_rows, num_keys, head_dim, .. } = *self;
+        for (tensors, shape) in
+            [(queries, [batch, heads, num_rows, head_dim]), (keys, [batch, kv_heads, num_keys, head_dim])]
+        {
+            for tensor in tensors {
+                assert_eq!(tensor.shape[..], shape[..], "an operand of {self:?}");
+            }
         }
     }
 }

@@ -1,24 +1,69 @@
 //! The device under test, chosen by the features the suite is built with.
 
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_distflash::{AttentionError, AttentionOptions, Kernel, flash_attention};
+use std::env;
 
-/// The device under test: that of the feature `cuda`, `wgpu` or `cpu`, or else Flex. A feature is a
-/// promise: without its hardware or driver, the suite fails.
-#[must_use]
-pub fn device() -> Device {
-    #[cfg(feature = "cuda")]
-    return Device::cuda(0);
-    #[cfg(all(feature = "wgpu", not(feature = "cuda")))]
-    return Device::wgpu(burn::tensor::DeviceKind::DefaultDevice);
-    #[cfg(all(feature = "cpu", not(any(feature = "cuda", feature = "wgpu"))))]
-    return Device::cpu();
-    #[cfg(not(any(feature = "cuda", feature = "wgpu", feature = "cpu")))]
-    return Device::flex();
+/// What a variable of the environment says.
+fn chosen(variable: &str) -> Option<String> {
+    env::var(variable).ok().filter(|name| !name.is_empty())
 }
 
-/// Whether the device under test computes attention of `dtype`.
+/// The device under test: what `DISTFLASH_DEVICE` names, or else that of the feature `cuda`, `wgpu` or
+/// `cpu`, or else Flex. A feature is a promise: without its hardware or driver, the suite fails.
+///
+/// # Panics
+/// If `DISTFLASH_DEVICE` names a device that was not built in.
+#[must_use]
+pub fn device() -> Device {
+    let default = if cfg!(feature = "cuda") {
+        "cuda"
+    } else if cfg!(feature = "wgpu") {
+        "wgpu"
+    } else if cfg!(feature = "cpu") {
+        "cpu"
+    } else {
+        "flex"
+    };
+    match chosen("DISTFLASH_DEVICE").as_deref().unwrap_or(default) {
+        "flex" => Device::flex(),
+        #[cfg(feature = "cuda")]
+        "cuda" => Device::cuda(0),
+        #[cfg(feature = "wgpu")]
+        "wgpu" => Device::wgpu(burn::tensor::DeviceKind::DefaultDevice),
+        #[cfg(feature = "cpu")]
+        "cpu" => Device::cpu(),
+        other => {
+            panic!("DISTFLASH_DEVICE is {other:?}: expected flex, or cuda, wgpu or cpu with that feature built in")
+        }
+    }
+}
+
+/// The kernels under test: what `DISTFLASH_KERNEL` names, or else the device's own choice.
+///
+/// # Panics
+/// If `DISTFLASH_KERNEL` names none.
+#[must_use]
+pub fn kernel() -> Kernel {
+    chosen("DISTFLASH_KERNEL").map_or(Kernel::Auto, |name| name.parse().expect("DISTFLASH_KERNEL"))
+}
+
+/// Whether the device under test computes attention of `dtype`; where it does not, it must say so.
+///
+/// # Panics
+/// If a dtype that the device cannot compute is not refused.
 #[must_use]
 pub fn takes(dtype: DType) -> bool {
-    let is_flex = cfg!(not(any(feature = "cuda", feature = "wgpu", feature = "cpu")));
-    is_flex || (dtype != DType::F64 && device().supports_dtype(dtype))
+    let device = device();
+    let is_flex = device == Device::flex();
+    if is_flex || (dtype != DType::F64 && device.supports_dtype(dtype)) {
+        return true;
+    }
+    let tensor = || {
+        let data = TensorData::new(vec![1f32; 8], [1, 1, 1, 8]).convert_dtype(dtype);
+        Tensor::<4>::from_data(data, (&device, dtype))
+    };
+    let refused = flash_attention(tensor(), tensor(), tensor(), &AttentionOptions::default());
+    assert!(matches!(refused, Err(AttentionError::Unsupported { .. })), "{dtype:?} is not refused");
+    false
 }

@@ -9,7 +9,7 @@ mod problem;
 mod run;
 
 pub use bound::{Results, Truth, assert_within_bound};
-pub use device::{device, takes};
+pub use device::{device, kernel, takes};
 pub use draw::Draw;
 pub use naive::naive;
 pub use problem::{Masks, Problem};

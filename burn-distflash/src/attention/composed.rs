@@ -187,3 +187,68 @@ pub fn backward<B: Backend>(
     };
     (d_query, d_key, d_value)
 }
+
+/// `Σ out · d_out` over each row's elements.
+pub fn delta<B: Backend>(out: FloatTensor<B>, d_out: FloatTensor<B>) -> FloatTensor<B> {
+    let accumulator = ops::accumulator(out.dtype());
+    let in_full = |tensor| ops::cast::<B>(tensor, accumulator);
+    B::float_sum_dim(B::float_mul(in_full(out), in_full(d_out)), 3)
+}
+
+type Partial<B> = (FloatTensor<B>, FloatTensor<B>);
+
+/// Softmax over the union of the keys of two partials, relative to the larger lse so that nothing
+/// overflows: `lse = m + log(Σ exp(lseᵢ − m))`, `out = Σ exp(lseᵢ − lse) · outᵢ`.
+pub fn merge<B: Backend>(a: Partial<B>, b: Partial<B>) -> Partial<B> {
+    let larger = pair_max::<B>(a.1.clone(), b.1.clone());
+    // Rows that neither saw: a finite m keeps -inf − m at -inf, and the weights at 0 rather than NaN.
+    let m = B::float_clamp_min(larger, f32::MIN.into());
+    let weight = |lse: FloatTensor<B>| B::float_exp(B::float_sub(lse, m.clone()));
+    let (wa, wb) = (weight(a.1), weight(b.1));
+    let sum = B::float_add(wa.clone(), wb.clone());
+    let safe = ops::fill::<B>(sum.clone(), ops::equal::<B>(&sum, 0.), 1.);
+    let out = B::float_add(B::float_mul(a.0, wa), B::float_mul(b.0, wb));
+    (B::float_div(out, safe), B::float_add(m, B::float_log(sum)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::backend::Flex;
+    use burn::tensor::{Device, Tensor, TensorData};
+
+    fn column(values: &[f32]) -> FloatTensor<Flex> {
+        let data = TensorData::new(values.to_vec(), [1, 1, values.len(), 1]);
+        let tensor = Tensor::<4>::from_data(data, &Device::flex());
+        tensor.try_into_primitive::<Flex>().unwrap()
+    }
+
+    fn merged(a: (f32, f32), b: (f32, f32)) -> (f32, f32) {
+        let partial = |(out, lse)| (column(&[out]), column(&[lse]));
+        let (out, lse) = merge::<Flex>(partial(a), partial(b));
+        let scalar = |x| Tensor::<4>::from_primitive::<Flex>(x).into_scalar::<f32>();
+        (scalar(out), scalar(lse))
+    }
+
+    #[test]
+    fn partials_far_apart_merge_without_overflow() {
+        for far in [1e4, -1e4] {
+            let (out, lse) = merged((1., far), (3., 0.));
+            let expected = if far > 0. { (1., far) } else { (3., 0.) };
+            assert_eq!((out, lse), expected);
+        }
+        let (out, lse) = merged((1., -100.), (3., 0.));
+        assert_eq!((out, lse), (3., 0.));
+    }
+
+    #[test]
+    fn two_partials_that_saw_nothing_merge_to_nothing() {
+        assert_eq!(merged((0., f32::NEG_INFINITY), (0., f32::NEG_INFINITY)), (0., f32::NEG_INFINITY));
+    }
+
+    #[test]
+    fn nothing_merged_into_a_partial_leaves_it_alone() {
+        assert_eq!(merged((0., f32::NEG_INFINITY), (5., -7.5)), (5., -7.5));
+        assert_eq!(merged((5., -7.5), (0., f32::NEG_INFINITY)), (5., -7.5));
+    }
+}

@@ -9,4 +9,4 @@ mod support;
 
 pub(crate) use support::refusal;
 
-pub use chunk::{ChunkAttention, ChunkGradient, Previous};
+pub use chunk::{ChunkAttention, ChunkGradient, ChunkOptions, Previous};

@@ -7,6 +7,8 @@ use crate::comm::CommError;
 use crate::schedule::{Chunk, Pass, Payload};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
+use burn::tensor::DType;
+use std::ops::Range;
 
 /// What the forward leaves for the backward, and the gradient that came in.
 pub(crate) struct Saved<B: ChunkAttention> {
@@ -18,6 +20,32 @@ pub(crate) struct Saved<B: ChunkAttention> {
     pub d_out: FloatTensor<B>,
 }
 
+/// A gradient as it adds up; nothing until there is something.
+struct Sum<B: ChunkAttention> {
+    like: FloatTensor<B>,
+    dtype: DType,
+    sum: Option<FloatTensor<B>>,
+}
+
+impl<B: ChunkAttention> Sum<B> {
+    fn zeros(&self) -> FloatTensor<B> {
+        B::float_zeros(self.like.shape(), &self.like.device(), self.dtype.into())
+    }
+
+    fn add(&mut self, rows: &Range<usize>, values: FloatTensor<B>) {
+        let is_all = *rows == (0..self.like.shape()[2]);
+        self.sum = Some(match self.sum.take() {
+            None if is_all => values,
+            sum => ops::add_rows::<B>(sum.unwrap_or_else(|| self.zeros()), rows, values),
+        });
+    }
+
+    fn finish(self) -> FloatTensor<B> {
+        let zeros = || self.zeros();
+        self.sum.clone().unwrap_or_else(zeros)
+    }
+}
+
 /// Gradients of this rank's query, key and value, in the accumulator's dtype.
 pub(crate) fn backward<B: ChunkAttention>(
     saved: Saved<B>,
@@ -26,10 +54,9 @@ pub(crate) fn backward<B: ChunkAttention>(
     let Saved { query, key, value, out, lse, d_out } = saved;
     let exchanges = Exchanges::new::<B>(call, Pass::Backward, &query, &key);
     let (rank, accumulator) = (call.comm.rank(), ops::accumulator(query.dtype()));
-    let in_full = |tensor: &FloatTensor<B>| ops::cast::<B>(tensor.clone(), accumulator);
-    let delta = B::float_sum_dim(B::float_mul(in_full(&out), in_full(&d_out)), 3);
-    let zeros = |like: &FloatTensor<B>| B::float_zeros(like.shape(), &like.device(), accumulator.into());
-    let (mut d_query, mut d_key, mut d_value) = (zeros(&query), zeros(&key), zeros(&value));
+    let delta = B::chunk_delta(out, d_out.clone());
+    let like = |tensor: &FloatTensor<B>| Sum::<B> { like: tensor.clone(), dtype: accumulator, sum: None };
+    let (mut d_query, mut d_key, mut d_value) = (like(&query), like(&key), like(&value));
     let own = |payload: Payload, chunk: &Chunk| match payload {
         Payload::KeyValue => cut::<B>(&[&key, &value], chunk),
         Payload::Query => cut::<B>(&[&query, &d_out, &lse, &delta], chunk),
@@ -46,11 +73,11 @@ pub(crate) fn backward<B: ChunkAttention>(
             let rows = &transfer.chunk.rows;
             if transfer.payload == Payload::QueryGradient {
                 let [d_q] = unpack::<B, 1>(parts.clone());
-                d_query = ops::add_rows::<B>(d_query, rows, d_q);
+                d_query.add(rows, d_q);
             } else {
                 let [d_k, d_v] = unpack::<B, 2>(parts.clone());
-                d_key = ops::add_rows::<B>(d_key, rows, d_k);
-                d_value = ops::add_rows::<B>(d_value, rows, d_v);
+                d_key.add(rows, d_k);
+                d_value.add(rows, d_v);
             }
         }
         let find = |payload, chunk: &Chunk| {
@@ -60,19 +87,19 @@ pub(crate) fn backward<B: ChunkAttention>(
             let [query, d_out, lse, delta] = unpack::<B, 4>(find(Payload::Query, &pair.query));
             let [key, value] = unpack::<B, 2>(find(Payload::KeyValue, &pair.key_value));
             let inputs = ChunkGradient { query, key, value, lse, delta, d_out };
-            let (d_q, d_k, d_v) = B::chunk_backward(inputs, seen.clone(), call.scale);
+            let (d_q, d_k, d_v) = B::chunk_backward(inputs, seen.clone(), call.options);
             if pair.query.owner == rank {
-                d_query = ops::add_rows::<B>(d_query, &pair.query.rows, d_q);
+                d_query.add(&pair.query.rows, d_q);
             } else {
                 computed.push(vec![d_q]);
             }
             if pair.key_value.owner == rank {
-                d_key = ops::add_rows::<B>(d_key, &pair.key_value.rows, d_k);
-                d_value = ops::add_rows::<B>(d_value, &pair.key_value.rows, d_v);
+                d_key.add(&pair.key_value.rows, d_k);
+                d_value.add(&pair.key_value.rows, d_v);
             } else {
                 computed.push(vec![d_k, d_v]);
             }
         }
     }
-    Ok([d_query, d_key, d_value])
+    Ok([d_query, d_key, d_value].map(Sum::finish))
 }

@@ -14,6 +14,7 @@ mod forward;
 pub(crate) use backward::{Saved, backward};
 pub(crate) use forward::forward;
 
+use crate::attention::ChunkOptions;
 use crate::comm::Communicator;
 use crate::plan::Plan;
 use std::sync::Arc;
@@ -23,5 +24,5 @@ use std::sync::Arc;
 pub struct AttentionCall {
     pub(crate) plan: Arc<Plan>,
     pub(crate) comm: Arc<dyn Communicator>,
-    pub(crate) scale: f64,
+    pub(crate) options: ChunkOptions,
 }

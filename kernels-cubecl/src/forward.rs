@@ -1,14 +1,15 @@
-//! Grid and checks of the forward kernel.
+//! Forward: `out` and `lse` of a block of queries, merged into what they saw before.
 
-use super::kernel::attention_forward;
 use crate::blueprint::Blueprint;
+#[cfg(feature = "cuda")]
+use crate::hopper;
 use crate::problem::AttentionProblem;
+use crate::{matrix, units};
 use cubecl::client::Client;
 use cubecl::prelude::{AddressType, TensorBinding};
-use cubecl::server::CubeCountSelection;
 
 /// Operands and results of [`launch`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ForwardTensors {
     /// `[batch, heads, num_rows, head_dim]`, any strides.
     pub query: TensorBinding,
@@ -30,6 +31,11 @@ pub struct ForwardTensors {
 }
 
 /// Computes `out` and `lse` of `problem`. `address_type` must reach the last element of every tensor.
+///
+/// Rows of the operands must be [aligned](Blueprint::needs_aligned_rows) where the blueprint needs it.
+///
+/// # Panics
+/// If the tensors do not have the shapes of `problem`.
 pub fn launch(
     client: &Client,
     problem: &AttentionProblem,
@@ -38,28 +44,15 @@ pub fn launch(
     scale: f32,
     address_type: AddressType,
 ) {
-    let tiles = problem.num_rows.div_ceil(blueprint.outer()) * problem.batch * problem.heads;
-    if tiles == 0 {
+    let AttentionProblem { batch, heads, num_rows, .. } = *problem;
+    problem.assert_shapes(&[&tensors.query, &tensors.out], &[&tensors.key, &tensors.value]);
+    if batch * heads * num_rows == 0 {
         return;
     }
-    let [previous_out, previous_lse] = tensors.previous;
-    attention_forward::launch(
-        client,
-        CubeCountSelection::new(client, tiles as u32).cube_count(),
-        blueprint.cube_dim(),
-        address_type,
-        tensors.query.into_tensor_arg(),
-        tensors.key.into_tensor_arg(),
-        tensors.value.into_tensor_arg(),
-        tensors.bounds.into_tensor_arg(),
-        previous_out.into_tensor_arg(),
-        previous_lse.into_tensor_arg(),
-        tensors.out.into_tensor_arg(),
-        tensors.lse.into_tensor_arg(),
-        scale,
-        f32::NEG_INFINITY,
-        tensors.has_previous,
-        blueprint,
-        problem.dtype,
-    );
+    match blueprint {
+        #[cfg(feature = "cuda")]
+        Blueprint::Hopper(tiles) => hopper::launch_forward(client, problem, tiles, tensors, scale, address_type),
+        Blueprint::Matrix(tiles) => matrix::launch_forward(client, problem, tiles, tensors, scale, address_type),
+        Blueprint::Units(tiles) => units::launch_forward(client, problem, tiles, tensors, scale, address_type),
+    }
 }

@@ -1,0 +1,21 @@
+//! Writes the CUDA C++ of every kernel for matrix units to a folder: `emit FOLDER [HEAD_DIM ...]`. No GPU is
+//! needed; `check-ptx.py` says what registers the result takes.
+#![allow(clippy::print_stdout, reason = "says what it wrote")]
+
+use std::path::PathBuf;
+
+fn main() -> std::io::Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let folder = PathBuf::from(arguments.next().unwrap_or_else(|| "emit".into()));
+    let mut head_dims: Vec<usize> = arguments.map(|dim| dim.parse().expect("a head_dim")).collect();
+    if head_dims.is_empty() {
+        head_dims = vec![64, 80, 96, 128, 256];
+    }
+    std::fs::create_dir_all(&folder)?;
+    for source in head_dims.into_iter().flat_map(distflash_kernels::emit::sources) {
+        let path = folder.join(source.name).with_extension("cu");
+        std::fs::write(&path, source.code)?;
+        println!("{}", path.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! The PTX that CubeCL has no words for: one function an instruction, and nothing else.
+//!
+//! `gpu_asm!` allows one result, which may be a `Vector` of any power of two; it takes a mutable variable for
+//! its address, hence [`value`]. Every operand must be named in the text.
+
+use cubecl::prelude::*;
+
+/// What `x` holds now.
+#[cube]
+#[allow(unused_variables, reason = "the intrinsic reads it")]
+pub(super) fn value<T: CubePrimitive>(x: T) -> T {
+    intrinsic!(|scope| x.read_value(scope).into())
+}
+
+/// A vector of the elements of `parts`.
+#[cube]
+#[allow(unused_variables, reason = "the intrinsic reads it")]
+pub(super) fn vector<T: Scalar, N: Size>(parts: &Sequence<T>) -> Vector<T, N> {
+    intrinsic!(|scope| {
+        use cubecl::ir::dialect::vector::CompositeConstructOp;
+        let values: Vec<_> = parts.iter_cloned().map(|part| part.read_value(scope)).collect();
+        let ty = Vector::<T, N>::__expand_as_type(scope);
+        let op = CompositeConstructOp::new(scope.ctx_mut(), ty, values);
+        scope.register_with_result(&op).into()
+    })
+}
+
+/// Address in the window of shared memory.
+#[cube]
+pub(super) fn shared_address(pointer: *const u32) -> u32 {
+    let address: u32;
+    gpu_asm!(
+        "{{ .reg .u64 wide; cvta.to.shared.u64 wide, {p}; cvt.u32.u64 {a}, wide; }}",
+        a = out(_) address, p = in(_) pointer, options(pure, nomem)
+    );
+    address
+}
+
+/// `2ˣ`, 0 for the most negative numbers.
+#[cube]
+pub(super) fn exp2(x: f32) -> f32 {
+    let y: f32;
+    gpu_asm!("ex2.approx.ftz.f32 {y}, {x};", y = out(_) y, x = in(_) value::<f32>(x), options(pure, nomem));
+    y
+}
+
+/// The number of this unit's warp, known to be the same in all its lanes.
+#[cube]
+pub(super) fn warp() -> u32 {
+    let number: u32;
+    let own = UNIT_POS_X / 32;
+    gpu_asm!("shfl.sync.idx.b32 {n}, {o}, 0, 0x1f, 0xffffffff;", n = out(_) number, o = in(_) value::<u32>(own), options(nomem));
+    number
+}
+
+/// Makes a barrier in shared memory that `count` arrivals complete.
+#[cube]
+pub(super) fn barrier_init(barrier: u32, #[comptime] count: u32) {
+    gpu_asm!("mbarrier.init.shared::cta.b64 [{b}], {n};", b = in(_) value::<u32>(barrier), n = const count);
+}
+
+/// Makes new barriers known to the units that copy.
+#[cube]
+pub(super) fn barrier_init_fence() {
+    gpu_asm!("fence.mbarrier_init.release.cluster;");
+    gpu_asm!("fence.proxy.async.shared::cta;");
+}
+
+/// Arrives, and adds `bytes` to what must have been copied before the phase is complete.
+#[cube]
+pub(super) fn barrier_expect(barrier: u32, #[comptime] bytes: u32) {
+    gpu_asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{b}], {n};", b = in(_) value::<u32>(barrier), n = const bytes);
+}
+
+#[cube]
+pub(super) fn barrier_arrive(barrier: u32) {
+    gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{b}];", b = in(_) value::<u32>(barrier));
+}
+
+/// Waits for the end of the phase of this parity.
+#[cube]
+pub(super) fn barrier_wait(barrier: u32, parity: u32) {
+    gpu_asm!(
+        "{{",
+        ".reg .pred complete;",
+        "AGAIN:",
+        "mbarrier.try_wait.parity.shared::cta.b64 complete, [{b}], {p};",
+        "@complete bra DONE;",
+        "bra AGAIN;",
+        "DONE:",
+        "}}",
+        b = in(_) value::<u32>(barrier), p = in(_) value::<u32>(parity)
+    );
+}
+
+/// Waits at hardware barrier `id` for `units` to come or have [arrived](turn_give).
+#[cube]
+pub(super) fn turn_take(id: u32, #[comptime] units: u32) {
+    gpu_asm!("bar.sync {i}, {n};", i = in(_) value::<u32>(id), n = const units);
+}
+
+/// Arrives at hardware barrier `id` without waiting.
+#[cube]
+pub(super) fn turn_give(id: u32, #[comptime] units: u32) {
+    gpu_asm!("bar.arrive {i}, {n};", i = in(_) value::<u32>(id), n = const units);
+}
+
+/// Takes registers that others of the cube have released.
+#[cube]
+pub(super) fn registers_take(#[comptime] count: u32) {
+    gpu_asm!("setmaxnreg.inc.sync.aligned.u32 {n};", n = const count);
+}
+
+#[cube]
+pub(super) fn registers_release(#[comptime] count: u32) {
+    gpu_asm!("setmaxnreg.dec.sync.aligned.u32 {n};", n = const count);
+}
+
+/// Starts the copy of the box of a 4-D tensor whose first element is at `column`, `row` of a head, to shared
+/// memory; its bytes count on `barrier`. Elements that are not there arrive as zeros.
+#[cube]
+pub(super) fn copy_box(to: u32, map: u64, column: u32, row: u32, head: u32, batch: u32, barrier: u32) {
+    gpu_asm!(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [{t}], [{m}, {{{c}, {r}, {h}, {b}}}], [{s}];",
+        t = in(_) value::<u32>(to), m = in(_) value::<u64>(map), c = in(_) value::<u32>(column),
+        r = in(_) value::<u32>(row), h = in(_) value::<u32>(head), b = in(_) value::<u32>(batch),
+        s = in(_) value::<u32>(barrier)
+    );
+}
+
+/// Makes what this unit wrote to shared memory visible to matrix products.
+#[cube]
+pub(super) fn publish_shared() {
+    gpu_asm!("fence.proxy.async.shared::cta;");
+}
+
+/// Waits until no product is in flight.
+#[cube]
+pub(super) fn products_wait() {
+    gpu_asm!("wgmma.wait_group.sync.aligned 0;");
+}
+
+/// Stores four 8×8 matrices of 16-bit elements; lane `l` names the address of row `l % 8` of matrix `l / 8`.
+#[cube]
+pub(super) fn store_matrices(address: u32, registers: Vector<u32, Const<4>>) {
+    gpu_asm!(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{a}], {r};",
+        a = in(_) value::<u32>(address), r = in(_) value::<Vector<u32, Const<4>>>(registers)
+    );
+}
