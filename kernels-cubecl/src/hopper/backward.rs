@@ -1,8 +1,8 @@
 //! The backward kernel, for either side.
 
 use super::ptx::{
-    barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait, copy_box, exp2, products_wait,
-    registers_release, registers_take, shared_address, vector, warp,
+    barrier_arrive, barrier_expect, barrier_init, barrier_init_fence, barrier_wait, copy_box, exp2, load_pair,
+    products_wait, registers_release, registers_take, shared_address, vector, warp,
 };
 use super::shape::{BackwardTiles, Side};
 use super::wgmma::{BOX, descriptor, round_half, start_accumulate, two_scores, wait};
@@ -28,6 +28,16 @@ fn copy_rows(
     for part in 0..comptime!((head_dim / BOX) as u32) {
         let at = to + comptime!(part * (rows * 128) as u32);
         copy_box(at, map, comptime!(part * BOX as u32), row, head, batch, barrier);
+    }
+}
+
+/// Where queries are walked: what is known of the two of them in a unit's columns of block `block`.
+#[cube]
+fn of_columns(address: u32, #[comptime] block: usize, #[comptime] tiles: BackwardTiles) -> Vector<f32, Const<2>> {
+    if comptime!(tiles.side == Side::Keys) {
+        load_pair(address + comptime!(32 * block as u32))
+    } else {
+        Vector::<f32, Const<2>>::new(0.0f32)
     }
 }
 
@@ -81,7 +91,7 @@ pub(crate) fn attention_backward<E: Float, O: Size>(
     let mut rows_hi = Shared::<[u32]>::new_slice(128usize);
     let stay_bytes = comptime!(tiles.stay_bytes() as u32);
     let walk_bytes = comptime!(tiles.walk_bytes() as u32);
-    let stay_at = shared_address(memory.as_ptr());
+    let stay_at = shared_address::<u32>(memory.as_ptr());
     let other_stay_at = stay_at + stay_bytes;
     let walk_at = other_stay_at + stay_bytes;
     let other_walk_at = walk_at + comptime!(2 * tiles.walk_bytes() as u32);
@@ -119,7 +129,7 @@ pub(crate) fn attention_backward<E: Float, O: Size>(
 
     if warp >= 8 {
         if comptime!(tiles.moves_registers()) {
-            registers_release(24u32);
+            registers_release(40u32);
         }
         if UNIT_POS_X == 256 && count > 0 {
             let (query, key) = (tensor_map_address(query), tensor_map_address(key));
@@ -222,7 +232,7 @@ pub(crate) fn attention_backward<E: Float, O: Size>(
         }
     } else {
         if comptime!(tiles.moves_registers()) {
-            registers_take(240u32);
+            registers_take(232u32);
         }
         let warpgroup = warp / 4;
         let products = comptime!(tiles.products());
@@ -259,6 +269,10 @@ pub(crate) fn attention_backward<E: Float, O: Size>(
             full_from = bounds[min(first_own + 63, num_rows - 1)];
             full_to = bounds[num_rows + min(first_own, num_rows - 1)];
         }
+        let lse_at = shared_address::<f32>(rows_lse.as_ptr());
+        let lo_at = shared_address::<u32>(rows_lo.as_ptr());
+        let hi_at = shared_address::<u32>(rows_hi.as_ptr());
+        let delta_at = shared_address::<f32>(rows_delta.as_ptr());
         let stay = descriptor(stay_at + warpgroup * 8192, 16u32);
         let other_stay = descriptor(other_stay_at + warpgroup * 8192, 16u32);
         let walk = descriptor(walk_at, 16u32);
@@ -282,28 +296,33 @@ pub(crate) fn attention_backward<E: Float, O: Size>(
             } else {
                 first_walked >= full_from && first_walked + 64 <= full_to
             };
+            let columns_at = (at * 64 + column) * 4;
             let mut p = Array::<f32>::new(32usize);
             #[unroll]
-            for i in 0..32usize {
-                let log_sum = if comptime!(tiles.side == Side::Keys) {
-                    rows_lse[(at * 64 + column + comptime!((i / 4 * 8 + i % 2) as u32)) as usize]
-                } else {
-                    own_lse[comptime!(i / 2 % 2)]
-                };
-                p[i] = exp2(both.extract(i) * c - log_sum);
+            for block in 0..8usize {
+                let pair = of_columns(lse_at + columns_at, block, tiles);
+                #[unroll]
+                for i in 0..4usize {
+                    let log_sum =
+                        if comptime!(tiles.side == Side::Keys) { pair.extract(i % 2) } else { own_lse[i / 2] };
+                    p[4 * block + i] = exp2(both.extract(4 * block + i) * c - log_sum);
+                }
             }
             if !is_full {
                 #[unroll]
-                for i in 0..32usize {
-                    let half = comptime!(i / 2 % 2);
-                    let walked = column + comptime!((i / 4 * 8 + i % 2) as u32);
-                    if comptime!(tiles.side == Side::Keys) {
-                        let key = own as u32 + comptime!(8 * half as u32);
-                        let row = (at * 64 + walked) as usize;
-                        p[i] = select(key >= rows_lo[row] && key < rows_hi[row], p[i], 0.0f32);
-                    } else {
-                        let key = first_walked + walked;
-                        p[i] = select(key >= own_lo[half] && key < own_hi[half], p[i], 0.0f32);
+                for block in 0..8usize {
+                    let lo = of_columns(lo_at + columns_at, block, tiles);
+                    let hi = of_columns(hi_at + columns_at, block, tiles);
+                    #[unroll]
+                    for i in 0..4usize {
+                        let seen = if comptime!(tiles.side == Side::Keys) {
+                            let key = own as u32 + comptime!(8 * (i / 2) as u32);
+                            key >= u32::reinterpret(lo.extract(i % 2)) && key < u32::reinterpret(hi.extract(i % 2))
+                        } else {
+                            let key = first_walked + column + comptime!((8 * block + i % 2) as u32);
+                            key >= own_lo[i / 2] && key < own_hi[i / 2]
+                        };
+                        p[4 * block + i] = select(seen, p[4 * block + i], 0.0f32);
                     }
                 }
             }
@@ -317,13 +336,14 @@ pub(crate) fn attention_backward<E: Float, O: Size>(
             let d_p = wait(vector::<f32, Const<32>>(&upper));
             let mut d_s = Sequence::<f32>::new();
             #[unroll]
-            for i in 0..32usize {
-                let row_delta = if comptime!(tiles.side == Side::Keys) {
-                    rows_delta[(at * 64 + column + comptime!((i / 4 * 8 + i % 2) as u32)) as usize]
-                } else {
-                    own_delta[comptime!(i / 2 % 2)]
-                };
-                d_s.push(p[i] * (d_p.extract(i) - row_delta));
+            for block in 0..8usize {
+                let pair = of_columns(delta_at + columns_at, block, tiles);
+                #[unroll]
+                for i in 0..4usize {
+                    let delta =
+                        if comptime!(tiles.side == Side::Keys) { pair.extract(i % 2) } else { own_delta[i / 2] };
+                    d_s.push(p[4 * block + i] * (d_p.extract(4 * block + i) - delta));
+                }
             }
             // Rounded only now: one more set of registers would be one too many.
             if comptime!(tiles.side == Side::Keys) {

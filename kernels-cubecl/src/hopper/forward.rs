@@ -123,7 +123,7 @@ pub(crate) fn attention_forward<E: Float, O: Size>(
 
     // Queries, then the stages of keys, then those of values, then barriers.
     let memory: Shared<[u32]> = Shared::new_aligned_slice(comptime!(tiles.shared_bytes() / 4), 1024usize);
-    let queries_at = shared_address(memory.as_ptr());
+    let queries_at = shared_address::<u32>(memory.as_ptr());
     let stage = comptime!(tiles.stage_bytes() as u32);
     let keys_at = queries_at + comptime!(tiles.query_bytes() as u32);
     let values_at = keys_at + comptime!((tiles.stages * tiles.stage_bytes()) as u32);

@@ -27,13 +27,21 @@ pub(super) fn vector<T: Scalar, N: Size>(parts: &Sequence<T>) -> Vector<T, N> {
 
 /// Address in the window of shared memory.
 #[cube]
-pub(super) fn shared_address(pointer: *const u32) -> u32 {
+pub(super) fn shared_address<T: CubePrimitive>(pointer: *const T) -> u32 {
     let address: u32;
     gpu_asm!(
         "{{ .reg .u64 wide; cvta.to.shared.u64 wide, {p}; cvt.u32.u64 {a}, wide; }}",
         a = out(_) address, p = in(_) pointer, options(pure, nomem)
     );
     address
+}
+
+/// Two neighbours in shared memory. Not before what is written ahead of it: registers would run out.
+#[cube]
+pub(super) fn load_pair(address: u32) -> Vector<f32, Const<2>> {
+    let pair: Vector<f32, Const<2>>;
+    gpu_asm!("ld.shared.v2.f32 {p}, [{a}];", p = out(_) pair, a = in(_) value::<u32>(address));
+    pair
 }
 
 /// `2ˣ`, 0 for the most negative numbers.

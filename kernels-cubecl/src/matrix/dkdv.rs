@@ -1,7 +1,7 @@
 //! The kernel of `d_key` and `d_value`.
 
 use super::shape::{M, N, Tile};
-use super::tile::{Chunk, Pair, accumulate, add_scores, announce, copy_rows, head, pad_rows, write_rows, zeros};
+use super::tile::{Chunk, Pair, accumulate, add_scores, announce, copy_rows, head, pad_rows, round, write_rows, zeros};
 use crate::units::first_above;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
@@ -159,8 +159,8 @@ pub(crate) fn attention_backward_dkdv<E: Float>(
                     }
                 }
             }
-            accumulate(&s, &staged_d_out, staged_at, &mut d_v, first_step, tile);
-            accumulate(&d_p, &staged_query, staged_at, &mut d_k, first_step, tile);
+            accumulate(&round::<E>(&s, tile), &staged_d_out, staged_at, &mut d_v, first_step, tile);
+            accumulate(&round::<E>(&d_p, tile), &staged_query, staged_at, &mut d_k, first_step, tile);
         }
         if turn < count {
             announce(&here);

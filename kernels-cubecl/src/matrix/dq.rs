@@ -1,7 +1,7 @@
 //! The kernel of `d_query`.
 
 use super::shape::{M, N, Tile};
-use super::tile::{Chunk, Pair, accumulate, add_scores, announce, copy_rows, head, pad_rows, write_rows, zeros};
+use super::tile::{Chunk, Pair, accumulate, add_scores, announce, copy_rows, head, pad_rows, round, write_rows, zeros};
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 
@@ -119,7 +119,7 @@ pub(crate) fn attention_backward_dq<E: Float>(
                 s[at] = p * (d_p[at] - Pair::<f32>::new(row_delta[half]));
             }
         }
-        accumulate(&s, &staged_key, current, &mut d_q, 0usize, tile);
+        accumulate(&round::<E>(&s, tile), &staged_key, current, &mut d_q, 0usize, tile);
         first_key += comptime!(tile.inner);
         parity = 1 - parity;
     }

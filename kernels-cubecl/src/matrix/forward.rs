@@ -2,7 +2,7 @@
 
 use super::shape::{M, N, Tile};
 use super::tile::{
-    Chunk, Pair, accumulate, across_lanes, add_scores, announce, copy_rows, head, pad_rows, write_rows, zeros,
+    Chunk, Pair, accumulate, across_lanes, add_scores, announce, copy_rows, head, pad_rows, round, write_rows, zeros,
 };
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
@@ -74,16 +74,12 @@ pub(crate) fn attention_forward<E: Float>(
     let lane = UNIT_POS_X as usize;
     let own_row = UNIT_POS_Y as usize * comptime!(tile.blocks * M);
     let halves = comptime!(2 * tile.blocks);
-    let mut lo = Array::<u32>::new(halves);
-    let mut hi = Array::<u32>::new(halves);
     let mut m = Array::<f32>::new(halves);
     let mut l = Array::<f32>::new(halves);
     let mut o = zeros(comptime!(4 * tile.blocks * tile.result_steps()));
     #[unroll]
     for half in 0..halves {
         let row = min(first_row + own_row + lane / 4 + comptime!(N * half), num_rows - 1);
-        lo[half] = bounds[row];
-        hi[half] = bounds[num_rows + row];
         m[half] = LOWEST;
         l[half] = 0.0f32;
         if comptime!(has_previous) {
@@ -135,6 +131,14 @@ pub(crate) fn attention_forward<E: Float>(
         #[unroll]
         for half in 0..halves {
             let mut largest = m[half];
+            // Read where it is needed: held, it would be registers that are missing.
+            let mut lo = 0u32;
+            let mut hi = 0u32;
+            if !is_full {
+                let row = min(first_row + own_row + lane / 4 + comptime!(N * half), num_rows - 1);
+                lo = bounds[row];
+                hi = bounds[num_rows + row];
+            }
             #[unroll]
             for n in 0..comptime!(tile.score_tiles()) {
                 let at = comptime!(2 * (half / 2 * tile.score_tiles() + n) + half % 2);
@@ -145,7 +149,7 @@ pub(crate) fn attention_forward<E: Float>(
                     #[unroll]
                     for i in 0..2usize {
                         let own = key_at + comptime!(i as u32);
-                        let seen = own >= lo[half] && own < hi[half];
+                        let seen = own >= lo && own < hi;
                         pair.insert(i, select(seen, s[at].extract(i), LOWEST));
                     }
                     s[at] = pair;
@@ -171,6 +175,7 @@ pub(crate) fn attention_forward<E: Float>(
             }
         }
 
+        let p = round::<E>(&s, tile);
         values_here.wait_parity(parity);
         // All planes are done with the tile before: what comes next may overwrite it.
         sync_cube();
@@ -179,7 +184,7 @@ pub(crate) fn attention_forward<E: Float>(
             copy_rows(value, &values, from, &mut staged_value, next, comptime!(tile.inner), tile);
             announce(&values_here);
         }
-        accumulate(&s, &staged_value, current, &mut o, 0usize, tile);
+        accumulate(&p, &staged_value, current, &mut o, 0usize, tile);
         first_key += comptime!(tile.inner);
         parity = 1 - parity;
     }

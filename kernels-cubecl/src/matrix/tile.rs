@@ -150,11 +150,32 @@ pub(super) fn add_scores<E: Float>(
     }
 }
 
+/// Scores as left operands, rounded to 16 bits: half the registers, from here on. First by step of 16 rows of
+/// the walked side, then by block.
+#[cube]
+pub(super) fn round<E: Float>(scores: &Array<Pair<f32>>, #[comptime] tile: Tile) -> Sequence<Array<Pair<E>>> {
+    let mut left = Sequence::<Array<Pair<E>>>::new();
+    #[unroll]
+    for step in 0..comptime!(tile.inner / K) {
+        #[unroll]
+        for block in 0..comptime!(tile.blocks) {
+            let mut fragment = Array::<Pair<E>>::new(4usize);
+            #[unroll]
+            for i in 0..4 {
+                let at = comptime!(2 * (block * tile.score_tiles() + 2 * step));
+                fragment[i] = Pair::<E>::cast_from(scores[at + i]);
+            }
+            left.push(fragment);
+        }
+    }
+    left
+}
+
 /// Adds `weights · inner` to `results`, of which a plane holds `blocks` of 16 rows by the cube's share of
-/// columns, which begins at `first_step`. `weights` are scores, rounded to 16 bits as they are used.
+/// columns, which begins at `first_step`.
 #[cube]
 pub(super) fn accumulate<E: Float>(
-    weights: &Array<Pair<f32>>,
+    weights: &Sequence<Array<Pair<E>>>,
     inner: &Shared<[Chunk<E>]>,
     inner_at: usize,
     results: &mut Array<Pair<f32>>,
@@ -166,17 +187,6 @@ pub(super) fn accumulate<E: Float>(
     let own = (lane % 16) * comptime!(tile.stride()) + lane / 16 + inner_at + 2 * first_step;
     #[unroll]
     for step in 0..comptime!(tile.inner / K) {
-        let mut left = Sequence::<Array<Pair<E>>>::new();
-        #[unroll]
-        for block in 0..comptime!(tile.blocks) {
-            let mut fragment = Array::<Pair<E>>::new(4usize);
-            #[unroll]
-            for i in 0..4 {
-                let at = comptime!(2 * (block * tile.score_tiles() + 2 * step));
-                fragment[i] = Pair::<E>::cast_from(weights[at + i]);
-            }
-            left.push(fragment);
-        }
         #[unroll]
         for column in 0..comptime!(tile.result_steps()) {
             let chunk = own + comptime!(K * step * tile.stride() + 2 * column);
@@ -185,8 +195,9 @@ pub(super) fn accumulate<E: Float>(
             #[unroll]
             for block in 0..comptime!(tile.blocks) {
                 let at = comptime!(4 * (block * tile.result_steps() + column));
-                multiply(left.index(block), &right, 0usize, results, at);
-                multiply(left.index(block), &right, 2usize, results, at + 2);
+                let left = weights.index(comptime!(step * tile.blocks + block));
+                multiply(left, &right, 0usize, results, at);
+                multiply(left, &right, 2usize, results, at + 2);
             }
         }
     }
