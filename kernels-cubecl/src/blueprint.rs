@@ -7,6 +7,7 @@ use crate::matrix::MatrixTiles;
 use crate::problem::{AttentionProblem, Refusal};
 use crate::units::UnitTiles;
 use cubecl::client::Client;
+use cubecl::ir::FloatKind;
 use cubecl::ir::features::TypeUsage;
 use std::fmt;
 
@@ -36,7 +37,10 @@ impl Blueprint {
     pub fn select(client: &Client, problem: &AttentionProblem, kernel: Kernel) -> Result<Self, Refusal> {
         problem.validate()?;
         let needed = TypeUsage::Buffer | TypeUsage::Conversion;
-        if !client.properties().type_usage(problem.dtype).is_superset(needed) {
+        let properties = client.properties();
+        // CubeCL's CPU runtime says it has bf16, and then finds no function that rounds to it (0.11.3).
+        let is_missing = properties.hardware.num_cpu_cores.is_some() && problem.dtype == FloatKind::BF16.into();
+        if is_missing || !properties.type_usage(problem.dtype).is_superset(needed) {
             return Err(Refusal::DeviceDType(format!("{:?}", problem.dtype)));
         }
         #[cfg(feature = "cuda")]

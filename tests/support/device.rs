@@ -9,14 +9,9 @@ fn chosen(variable: &str) -> Option<String> {
     env::var(variable).ok().filter(|name| !name.is_empty())
 }
 
-/// The device under test: what `DISTFLASH_DEVICE` names, or else that of the feature `cuda`, `wgpu` or
-/// `cpu`, or else Flex. A feature is a promise: without its hardware or driver, the suite fails.
-///
-/// # Panics
-/// If `DISTFLASH_DEVICE` names a device that was not built in.
-#[must_use]
-pub fn device() -> Device {
-    let default = if cfg!(feature = "cuda") {
+/// The name of the device under test.
+fn name() -> String {
+    let built = if cfg!(feature = "cuda") {
         "cuda"
     } else if cfg!(feature = "wgpu") {
         "wgpu"
@@ -25,7 +20,17 @@ pub fn device() -> Device {
     } else {
         "flex"
     };
-    match chosen("DISTFLASH_DEVICE").as_deref().unwrap_or(default) {
+    chosen("DISTFLASH_DEVICE").unwrap_or_else(|| built.into())
+}
+
+/// The device under test: what `DISTFLASH_DEVICE` names, or else that of the feature `cuda`, `wgpu` or
+/// `cpu`, or else Flex. A feature is a promise: without its hardware or driver, the suite fails.
+///
+/// # Panics
+/// If `DISTFLASH_DEVICE` names a device that was not built in.
+#[must_use]
+pub fn device() -> Device {
+    match name().as_str() {
         "flex" => Device::flex(),
         #[cfg(feature = "cuda")]
         "cuda" => Device::cuda(0),
@@ -55,8 +60,13 @@ pub fn kernel() -> Kernel {
 #[must_use]
 pub fn takes(dtype: DType) -> bool {
     let device = device();
-    let is_flex = device == Device::flex();
-    if is_flex || (dtype != DType::F64 && device.supports_dtype(dtype)) {
+    let is_taken = match name().as_str() {
+        "flex" => true,
+        "cuda" => dtype != DType::F64,
+        "cpu" => [DType::F32, DType::F16].contains(&dtype),
+        _ => dtype == DType::F32 || (dtype != DType::F64 && device.supports_dtype(dtype)),
+    };
+    if is_taken {
         return true;
     }
     let tensor = || {

@@ -172,7 +172,7 @@ pub(crate) fn attention_backward<E: Float, O: Size>(
                     stay_head as u32 / group as u32
                 };
                 let barrier = here + 8 * at;
-                barrier_wait(done + 8 * at, turn / 2 % 2 ^ 1);
+                barrier_wait(done + 8 * at, (turn / 2 % 2) ^ 1);
                 barrier_expect(barrier, comptime!(2 * tiles.walk_bytes() as u32));
                 copy_rows(
                     walk_at + at * walk_bytes,
@@ -201,16 +201,16 @@ pub(crate) fn attention_backward<E: Float, O: Size>(
                 for turn in 0..count {
                     let at = turn % 2;
                     let head = stay_head * group + (turn / a_head) as usize;
-                    barrier_wait(done + 8 * at, turn / 2 % 2 ^ 1);
+                    barrier_wait(done + 8 * at, (turn / 2 % 2) ^ 1);
                     #[unroll]
                     for part in 0..2u32 {
                         let own = lane + comptime!(32 * part);
                         let row = start + (turn % a_head * 64 + own) as usize;
                         let to = (at * 64 + own) as usize;
-                        // Rows that are not there weigh 2^(s - MAX) = 0.
-                        let mut row_lse = f32::new(f32::MAX);
+                        // Rows that are not there see nothing, and no tile with one of them is full.
+                        let mut row_lse = 0.0f32;
                         let mut row_delta = 0.0f32;
-                        let mut lo = 0u32;
+                        let mut lo = u32::MAX.runtime();
                         let mut hi = 0u32;
                         if row < num_rows {
                             row_lse = lse[batch * lse.stride(0) + head * lse.stride(1) + row * lse.stride(2)] * LOG2_E;
@@ -290,7 +290,6 @@ pub(crate) fn attention_backward<E: Float, O: Size>(
 
             let first_walked = start as u32 + turn * 64;
             let is_full = if comptime!(tiles.side == Side::Keys) {
-                // Rows that are not there weigh nothing, seen or not.
                 let (first, last) = ((at * 64) as usize, (at * 64 + 63) as usize);
                 rows_lo[last] <= first_own as u32 && rows_hi[first] >= first_own as u32 + 64
             } else {

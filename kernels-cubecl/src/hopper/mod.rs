@@ -4,6 +4,9 @@
 //! 16-bit operands of 64 or 128 columns. Written in CubeCL around a few PTX instructions, which live in `ptx`
 //! and `wgmma`; the recurrences in `forward` and `backward` read like the portable ones.
 
+#![allow(clippy::manual_is_multiple_of, reason = "device code has no such method")]
+#![allow(clippy::collapsible_if, reason = "what is known at compile time comes first, alone")]
+
 pub(crate) mod backward;
 pub(crate) mod forward;
 mod launch;

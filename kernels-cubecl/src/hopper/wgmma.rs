@@ -74,7 +74,7 @@ impl Text {
         let (half, sign) = (kind.0.name(), if kind.1 { -1 } else { 1 });
         for step in 0..steps {
             for (name, low, rows) in [("left", low[0], rows[0]), ("right", low[1], rows[1])] {
-                self.descriptor(name, low, step / 4 * (rows * 128 >> 4) + step % 4 * 2);
+                self.descriptor(name, low, step / 4 * rows * 8 + step % 4 * 2);
             }
             let (sums, keep) = (registers(at, n / 2), if step == 0 { "no" } else { "yes" });
             self.line(format_args!(
@@ -87,7 +87,7 @@ impl Text {
     fn accumulate(&mut self, at: usize, n: usize, steps: usize, left: usize, low: usize, half: Half) {
         let half = half.name();
         for step in 0..steps {
-            self.descriptor("right", low, step * (16 * 128 >> 4));
+            self.descriptor("right", low, step * 128);
             let (sums, left) = (registers(at, n / 2), registers(left + 4 * step, 4));
             self.line(format_args!(
                 "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{half}.{half} {sums}, {left}, right, yes, 1, 1, 1;"

@@ -6,6 +6,8 @@
 //! neighbouring products are, rounded to 16 bits, the left operand of the next one. Softmax therefore needs
 //! no shared memory.
 
+#![allow(clippy::manual_is_multiple_of, reason = "device code has no such method")]
+
 pub(crate) mod dkdv;
 pub(crate) mod dq;
 pub(crate) mod forward;

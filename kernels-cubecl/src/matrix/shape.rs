@@ -124,8 +124,8 @@ impl MatrixTiles {
     pub(crate) fn of(head_dim: usize) -> Self {
         let tile = |planes, blocks, inner, splits| Tile { planes, blocks, inner, splits, head_dim };
         let (forward, d_query, d_key_value) = match head_dim {
-            ..=64 => (tile(4, 2, 64, 1), tile(4, 2, 64, 1), tile(8, 1, 64, 1)),
-            ..=128 => (tile(4, 2, 64, 1), tile(4, 2, 32, 1), tile(8, 1, 64, 1)),
+            0..=64 => (tile(4, 2, 64, 1), tile(4, 2, 64, 1), tile(8, 1, 64, 1)),
+            65..=128 => (tile(4, 2, 64, 1), tile(4, 2, 32, 1), tile(8, 1, 64, 1)),
             _ => (tile(8, 1, 32, 1), tile(4, 1, 32, 1), tile(4, 1, 32, 2)),
         };
         Self { forward, d_query, d_key_value }
