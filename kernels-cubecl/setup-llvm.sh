@@ -22,11 +22,16 @@ if ! dpkg -s "${packages[@]}" >/dev/null 2>&1; then
 fi
 
 mkdir -p "$home/bin"
-cat > "$home/bin/llvm-config" <<CONFIG
+config=$(cat <<CONFIG
 #!/bin/sh
 # Debian names a versioned file of z3 that the linker does not find; -lz3 it does.
 /usr/lib/llvm-$version/bin/llvm-config "\$@" | sed 's#[^ ]*libz3\.so[^ ]*#-lz3#g'
 CONFIG
-chmod +x "$home/bin/llvm-config"
-touch "$home/.tracel-llvm-installed"
+)
+# Left alone where it is right: cargo would build all that depends on it again.
+if [ "$(cat "$home/bin/llvm-config" 2>/dev/null)" != "$config" ]; then
+    printf '%s\n' "$config" > "$home/bin/llvm-config"
+    chmod +x "$home/bin/llvm-config"
+fi
+[ -e "$home/.tracel-llvm-installed" ] || touch "$home/.tracel-llvm-installed"
 echo "LLVM $("$home/bin/llvm-config" --version) stands in for $bundle at $home"
