@@ -35,6 +35,8 @@ pub mod reference;
 pub mod tune;
 #[cfg(feature = "cube")]
 mod units;
+#[cfg(feature = "cube")]
+mod walk;
 
 #[cfg(feature = "cube")]
 pub use blueprint::Blueprint;

@@ -1,6 +1,7 @@
 //! What is done to partials between blocks: merging two of them, and the sums that the backward pass
 //! starts from.
 
+use crate::walk::row_offset;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -22,8 +23,8 @@ fn row_products<E: Float>(out: &Tensor<E>, d_out: &Tensor<E>, delta: &mut Tensor
     let row = ABSOLUTE_POS % num_rows;
     let head = ABSOLUTE_POS / num_rows % heads;
     let batch = ABSOLUTE_POS / num_rows / heads;
-    let base = batch * out.stride(0) + head * out.stride(1) + row * out.stride(2);
-    let d_base = batch * d_out.stride(0) + head * d_out.stride(1) + row * d_out.stride(2);
+    let base = row_offset(out, batch, head, row);
+    let d_base = row_offset(d_out, batch, head, row);
     let mut sum = 0.0f32;
     for column in 0..out.shape(3) {
         let d = f32::cast_from(d_out[d_base + column * d_out.stride(3)]);
@@ -51,15 +52,15 @@ fn merge_partials(
     let row = ABSOLUTE_POS / head_dim % num_rows;
     let head = ABSOLUTE_POS / head_dim / num_rows % heads;
     let batch = ABSOLUTE_POS / head_dim / num_rows / heads;
-    let a = lse_a[batch * lse_a.stride(0) + head * lse_a.stride(1) + row * lse_a.stride(2)];
-    let b = lse_b[batch * lse_b.stride(0) + head * lse_b.stride(1) + row * lse_b.stride(2)];
+    let a = lse_a[row_offset(lse_a, batch, head, row)];
+    let b = lse_b[row_offset(lse_b, batch, head, row)];
     // Finite even where neither saw anything, so that no -inf is subtracted from itself.
     let m = max(max(a, b), f32::MIN);
     let (weight_a, weight_b) = ((a - m).exp(), (b - m).exp());
     let sum = weight_a + weight_b;
     let divisor = select(sum == 0.0f32, 1.0f32, sum);
-    let at_a = batch * out_a.stride(0) + head * out_a.stride(1) + row * out_a.stride(2) + column * out_a.stride(3);
-    let at_b = batch * out_b.stride(0) + head * out_b.stride(1) + row * out_b.stride(2) + column * out_b.stride(3);
+    let at_a = row_offset(out_a, batch, head, row) + column * out_a.stride(3);
+    let at_b = row_offset(out_b, batch, head, row) + column * out_b.stride(3);
     out[ABSOLUTE_POS] = (weight_a * out_a[at_a] + weight_b * out_b[at_b]) / divisor;
     if column == 0 {
         lse[ABSOLUTE_POS / head_dim] = select(sum == 0.0f32, nothing, m + divisor.ln());

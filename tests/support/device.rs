@@ -53,6 +53,26 @@ pub fn kernel() -> Kernel {
     chosen("DISTFLASH_KERNEL").map_or(Kernel::Auto, |name| name.parse().expect("DISTFLASH_KERNEL"))
 }
 
+/// [`kernel`] where that kind is made for such operands, or else the device's own choice.
+#[must_use]
+pub fn kernel_for(head_dim: usize, dtype: DType) -> Kernel {
+    let named = kernel();
+    let is_16_bit = matches!(dtype, DType::F16 | DType::BF16);
+    let is_made_for = match named {
+        Kernel::Hopper => is_16_bit && [64, 128].contains(&head_dim),
+        Kernel::Matrix => is_16_bit && head_dim.is_multiple_of(8),
+        Kernel::Auto | Kernel::Tuned | Kernel::Units => true,
+    };
+    if is_made_for { named } else { Kernel::Auto }
+}
+
+/// Whether shaders run on Mesa's software Vulkan, or may: it ends their loops after 65,535 iterations in all,
+/// about 24,000 keys.
+#[must_use]
+pub fn may_cut_loops() -> bool {
+    name() == "wgpu"
+}
+
 /// Whether the device under test computes attention of `dtype`; where it does not, it must say so.
 ///
 /// # Panics

@@ -1,7 +1,7 @@
 //! One attention problem with its inputs and its truth.
 
 use crate::bound::{Results, Truth};
-use crate::device::kernel;
+use crate::device::kernel_for;
 use crate::draw::Draw;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_distflash::{AttentionOptions, Mask, RowIntervals};
@@ -98,7 +98,7 @@ impl Problem {
         let (queries, keys) = (batch * heads * num_rows * head_dim, batch * kv_heads * num_keys * head_dim);
         let mut draw = Draw::new((queries * 31 + keys * 17 + head_dim) as u64);
         let inputs = [queries, keys, keys, queries].map(|len| round(draw.uniform(len, 2.), dtype));
-        let options = AttentionOptions { kernel: kernel(), ..AttentionOptions::masked(mask) };
+        let options = AttentionOptions { kernel: kernel_for(head_dim, dtype), ..AttentionOptions::masked(mask) };
         Self { dims, options, dtype, inputs }
     }
 

@@ -6,7 +6,7 @@ use super::ptx::{
 };
 use super::shape::{BackwardTiles, Side};
 use super::wgmma::{BOX, descriptor, round_half, start_accumulate, two_scores, wait};
-use crate::units::first_above;
+use crate::walk::{end_of_seers, first_seer, row_offset};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
@@ -113,11 +113,8 @@ pub(crate) fn attention_backward<E: Float, O: Size>(
     sync_cube();
 
     let last = min(first + 128, stay_len) - 1;
-    // Rows that see a key of the tile: from the first that ends after it starts, to the last that starts
-    // before it ends.
-    let start = if of_keys { first_above(bounds, num_rows, num_rows, first as u32) } else { bounds[first] as usize };
-    let end =
-        if of_keys { first_above(bounds, 0usize, num_rows, last as u32) } else { bounds[num_rows + last] as usize };
+    let start = if of_keys { first_seer(bounds, num_rows, first) } else { bounds[first] as usize };
+    let end = if of_keys { end_of_seers(bounds, num_rows, last) } else { bounds[num_rows + last] as usize };
     let mut a_head = 0u32;
     if start < end {
         a_head = (end - start).div_ceil(64) as u32;
@@ -213,8 +210,8 @@ pub(crate) fn attention_backward<E: Float, O: Size>(
                         let mut lo = u32::MAX.runtime();
                         let mut hi = 0u32;
                         if row < num_rows {
-                            row_lse = lse[batch * lse.stride(0) + head * lse.stride(1) + row * lse.stride(2)] * LOG2_E;
-                            row_delta = delta[batch * delta.stride(0) + head * delta.stride(1) + row * delta.stride(2)];
+                            row_lse = lse[row_offset(lse, batch, head, row)] * LOG2_E;
+                            row_delta = delta[row_offset(delta, batch, head, row)];
                             lo = bounds[row];
                             hi = bounds[num_rows + row];
                         }
@@ -261,8 +258,8 @@ pub(crate) fn attention_backward<E: Float, O: Size>(
             #[unroll]
             for half in 0..2usize {
                 let row = min(own + 8 * half, num_rows - 1);
-                own_lse[half] = lse[batch * lse.stride(0) + stay_head * lse.stride(1) + row * lse.stride(2)] * LOG2_E;
-                own_delta[half] = delta[batch * delta.stride(0) + stay_head * delta.stride(1) + row * delta.stride(2)];
+                own_lse[half] = lse[row_offset(lse, batch, stay_head, row)] * LOG2_E;
+                own_delta[half] = delta[row_offset(delta, batch, stay_head, row)];
                 own_lo[half] = bounds[row];
                 own_hi[half] = bounds[num_rows + row];
             }

@@ -6,6 +6,7 @@ use super::ptx::{
 };
 use super::shape::ForwardTiles;
 use super::wgmma::{BOX, accumulate, descriptor, finish, round, scores, scores_and_accumulate};
+use crate::walk::{head_offset, row_offset};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
@@ -218,8 +219,7 @@ pub(crate) fn attention_forward<E: Float, O: Size>(
             rows.m[half] = HIDDEN;
             rows.l[half] = 0.0f32;
             if comptime!(has_previous) {
-                let before = previous_lse
-                    [batch * previous_lse.stride(0) + head * previous_lse.stride(1) + row * previous_lse.stride(2)];
+                let before = previous_lse[row_offset(previous_lse, batch, head, row)];
                 if before > HIDDEN {
                     rows.m[half] = before / scale;
                     // Sums are added up over a row's four lanes at the end, so one lane alone has the 1.
@@ -232,7 +232,7 @@ pub(crate) fn attention_forward<E: Float, O: Size>(
             if comptime!(has_previous) {
                 let row = min(own_row + comptime!(i / 2 % 2 * 8), num_rows - 1);
                 let column = own_key as usize + comptime!(i / 4 * 8 + i % 2);
-                let base = batch * previous_out.stride(0) + head * previous_out.stride(1);
+                let base = head_offset(previous_out, batch, head);
                 initial.push(previous_out[base + row * previous_out.stride(2) + column * previous_out.stride(3)]);
             } else {
                 initial.push(0.0f32.runtime());

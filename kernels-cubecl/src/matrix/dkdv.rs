@@ -2,7 +2,7 @@
 
 use super::shape::{M, N, Tile};
 use super::tile::{Chunk, Pair, accumulate, add_scores, announce, copy_rows, head, pad_rows, round, write_rows, zeros};
-use crate::units::first_above;
+use crate::walk::{end_of_seers, first_seer, row_offset};
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 
@@ -60,11 +60,9 @@ pub(crate) fn attention_backward_dkdv<E: Float>(
     let mut d_k = zeros(comptime!(4 * tile.blocks * tile.result_steps()));
     let mut d_v = zeros(comptime!(4 * tile.blocks * tile.result_steps()));
 
-    // Rows that see a key of the tile: from the first that ends after it starts, to the last that starts
-    // before it ends.
     let last_key = min(first_key + comptime!(tile.outer()), num_keys) - 1;
-    let start = first_above(bounds, num_rows, num_rows, first_key as u32);
-    let end = first_above(bounds, 0usize, num_rows, last_key as u32);
+    let start = first_seer(bounds, num_rows, first_key);
+    let end = end_of_seers(bounds, num_rows, last_key);
     // Tiles of all heads of the group, one after the other.
     let mut tiles_a_head = 0usize;
     if start < end {
@@ -109,8 +107,8 @@ pub(crate) fn attention_backward_dkdv<E: Float>(
                 let mut row_lse = f32::new(f32::MAX);
                 let mut row_delta = 0.0f32;
                 if row < num_rows {
-                    row_lse = lse[batch * lse.stride(0) + head_index * lse.stride(1) + row * lse.stride(2)];
-                    row_delta = delta[batch * delta.stride(0) + head_index * delta.stride(1) + row * delta.stride(2)];
+                    row_lse = lse[row_offset(lse, batch, head_index, row)];
+                    row_delta = delta[row_offset(delta, batch, head_index, row)];
                 }
                 staged_lse[to] = row_lse;
                 staged_delta[to] = row_delta;

@@ -2,6 +2,7 @@
 
 use super::shape::{M, N, Tile};
 use super::tile::{Chunk, Pair, accumulate, add_scores, announce, copy_rows, head, pad_rows, round, write_rows, zeros};
+use crate::walk::{SeenKeys, row_offset, seen_keys};
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 
@@ -50,9 +51,7 @@ pub(crate) fn attention_backward_dq<E: Float>(
     sync_cube();
 
     let last_row = min(first_row + comptime!(tile.outer()), num_rows) - 1;
-    let start = bounds[first_row] as usize;
-    let end = bounds[num_rows + last_row] as usize;
-    let (full_from, full_to) = (bounds[last_row] as usize, bounds[num_rows + first_row] as usize);
+    let SeenKeys { start, end, full_from, full_to } = seen_keys(bounds, num_rows, first_row, last_row);
     let half_staged = comptime!(tile.inner * tile.stride());
     if start < end {
         copy_rows(query, &queries, first_row, &mut staged_query, 0usize, comptime!(tile.outer()), tile);
@@ -76,8 +75,8 @@ pub(crate) fn attention_backward_dq<E: Float>(
         let row = min(first_row + own_row + lane / 4 + comptime!(N * half), num_rows - 1);
         lo[half] = bounds[row];
         hi[half] = bounds[num_rows + row];
-        row_lse[half] = lse[batch * lse.stride(0) + head_index * lse.stride(1) + row * lse.stride(2)];
-        row_delta[half] = delta[batch * delta.stride(0) + head_index * delta.stride(1) + row * delta.stride(2)];
+        row_lse[half] = lse[row_offset(lse, batch, head_index, row)];
+        row_delta[half] = delta[row_offset(delta, batch, head_index, row)];
         factors[half] = scale;
     }
 

@@ -4,6 +4,7 @@ use super::shape::{M, N, Tile};
 use super::tile::{
     Chunk, Pair, accumulate, across_lanes, add_scores, announce, copy_rows, head, pad_rows, round, write_rows, zeros,
 };
+use crate::walk::{SeenKeys, row_offset, seen_keys};
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 
@@ -57,11 +58,8 @@ pub(crate) fn attention_forward<E: Float>(
     pad_rows(&mut staged_key, comptime!(2 * tile.inner), tile);
     sync_cube();
 
-    // Bounds never decrease: the tile's keys are those from its first row's first to its last row's last.
     let last_row = min(first_row + comptime!(tile.outer()), num_rows) - 1;
-    let start = bounds[first_row] as usize;
-    let end = bounds[num_rows + last_row] as usize;
-    let (full_from, full_to) = (bounds[last_row] as usize, bounds[num_rows + first_row] as usize);
+    let SeenKeys { start, end, full_from, full_to } = seen_keys(bounds, num_rows, first_row, last_row);
     let half_staged = comptime!(tile.inner * tile.stride());
     if start < end {
         copy_rows(query, &queries, first_row, &mut staged_query, 0usize, comptime!(tile.outer()), tile);
@@ -83,15 +81,13 @@ pub(crate) fn attention_forward<E: Float>(
         m[half] = LOWEST;
         l[half] = 0.0f32;
         if comptime!(has_previous) {
-            let before = previous_lse
-                [batch * previous_lse.stride(0) + head_index * previous_lse.stride(1) + row * previous_lse.stride(2)];
+            let before = previous_lse[row_offset(previous_lse, batch, head_index, row)];
             m[half] = max(before, LOWEST);
             // Sums are added up over a row's four lanes at the end, so one lane alone has the 1.
             if lane % 4 == 0 && before > LOWEST {
                 l[half] = 1.0f32;
             }
-            let base =
-                batch * previous_out.stride(0) + head_index * previous_out.stride(1) + row * previous_out.stride(2);
+            let base = row_offset(previous_out, batch, head_index, row);
             #[unroll]
             for n in 0..comptime!(2 * tile.result_steps()) {
                 let column = lane % 4 * 2 + comptime!(N * n);

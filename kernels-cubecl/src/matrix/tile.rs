@@ -5,6 +5,7 @@
 //! `g` and `g + 8`, the sums of a product; `g` is the lane's number divided by four.
 
 use super::shape::{K, M, N, Tile};
+use crate::walk::head_offset;
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::barrier::{Barrier, copy_async};
 use cubecl::prelude::*;
@@ -27,7 +28,7 @@ pub(super) struct Head {
 
 #[cube]
 pub(super) fn head<E: Float>(of: &Tensor<Chunk<E>>, batch: usize, head: usize) -> Head {
-    Head { base: (batch * of.stride(0) + head * of.stride(1)) / 8, stride: of.stride(2) / 8, len: of.shape(2) }
+    Head { base: (head_offset(of, batch, head)) / 8, stride: of.stride(2) / 8, len: of.shape(2) }
 }
 
 /// Starts to copy `count` rows from `first` on to `to`, `at` its first chunk. Beyond the last row, it is the

@@ -1,7 +1,8 @@
 //! The kernel of `d_key` and `d_value`.
 
 use super::shape::UnitTiles;
-use super::tile::{accumulate, add_scores, fill, first_above, share_scores, stage, write_rows};
+use super::tile::{accumulate, add_scores, fill, share_scores, stage, write_rows};
+use crate::walk::{end_of_seers, first_seer, head_offset, row_offset};
 use cubecl::prelude::*;
 
 /// `dV = Pᵀ · dO` and `dK = dSᵀ · Q` for one tile of keys of one key/value head, over the queries that
@@ -32,8 +33,8 @@ pub(crate) fn attention_backward_dkdv<E: Float>(
     let plane = CUBE_POS / num_tiles;
     let first_key = (CUBE_POS % num_tiles) * comptime!(tiles.outer());
     let (batch, kv_head) = (plane / kv_heads, plane % kv_heads);
-    let key_base = batch * key.stride(0) + kv_head * key.stride(1);
-    let value_base = batch * value.stride(0) + kv_head * value.stride(1);
+    let key_base = head_offset(key, batch, kv_head);
+    let value_base = head_offset(value, batch, kv_head);
 
     let mut outer = Shared::<[f32]>::new_slice(comptime!(tiles.outer() * tiles.chunk_stride()));
     let mut inner = Shared::<[f32]>::new_slice(comptime!(tiles.inner() * tiles.chunk_stride()));
@@ -48,15 +49,13 @@ pub(crate) fn attention_backward_dkdv<E: Float>(
     fill(&mut d_k, 0.0f32, comptime!(tiles.accumulators_per_unit()), tiles);
     fill(&mut d_v, 0.0f32, comptime!(tiles.accumulators_per_unit()), tiles);
 
-    // Rows that see a key of the tile: from the first that ends after it starts, to the last that starts
-    // before it ends.
     let last_key = min(first_key + comptime!(tiles.outer()), num_keys) - 1;
-    let start = first_above(bounds, num_rows, num_rows, first_key as u32);
-    let end = first_above(bounds, 0usize, num_rows, last_key as u32);
+    let start = first_seer(bounds, num_rows, first_key);
+    let end = end_of_seers(bounds, num_rows, last_key);
     for member in 0..group {
         let head = kv_head * group + member;
-        let query_base = batch * query.stride(0) + head * query.stride(1);
-        let d_out_base = batch * d_out.stride(0) + head * d_out.stride(1);
+        let query_base = head_offset(query, batch, head);
+        let d_out_base = head_offset(d_out, batch, head);
         let mut first_row = start;
         while first_row < end {
             let mut s = Array::<f32>::new(comptime!(tiles.scores_per_unit()));
@@ -87,8 +86,8 @@ pub(crate) fn attention_backward_dkdv<E: Float>(
                 if row < num_rows {
                     lo = bounds[row];
                     hi = bounds[num_rows + row];
-                    row_lse = lse[batch * lse.stride(0) + head * lse.stride(1) + row * lse.stride(2)];
-                    row_delta = delta[batch * delta.stride(0) + head * delta.stride(1) + row * delta.stride(2)];
+                    row_lse = lse[row_offset(lse, batch, head, row)];
+                    row_delta = delta[row_offset(delta, batch, head, row)];
                 }
                 #[unroll(tiles.unroll())]
                 for r in 0..comptime!(tiles.outer_per_unit) {

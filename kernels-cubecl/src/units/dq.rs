@@ -2,6 +2,7 @@
 
 use super::shape::UnitTiles;
 use super::tile::{accumulate, add_scores, fill, share_scores, stage, write_rows};
+use crate::walk::{head_offset, row_offset, seen_keys};
 use cubecl::prelude::*;
 
 /// `dQ = dS · K` with `P = exp(S − lse)`, `dP = dO · Vᵀ` and `dS = scale · P ∘ (dP − delta)`, for one
@@ -29,10 +30,10 @@ pub(crate) fn attention_backward_dq<E: Float>(
     let first_row = (num_tiles - 1 - CUBE_POS % num_tiles) * comptime!(tiles.outer());
     let (batch, head) = (plane / heads, plane % heads);
     let kv_head = head / (heads / key.shape(1));
-    let query_base = batch * query.stride(0) + head * query.stride(1);
-    let key_base = batch * key.stride(0) + kv_head * key.stride(1);
-    let value_base = batch * value.stride(0) + kv_head * value.stride(1);
-    let d_out_base = batch * d_out.stride(0) + head * d_out.stride(1);
+    let query_base = head_offset(query, batch, head);
+    let key_base = head_offset(key, batch, kv_head);
+    let value_base = head_offset(value, batch, kv_head);
+    let d_out_base = head_offset(d_out, batch, head);
 
     let mut outer = Shared::<[f32]>::new_slice(comptime!(tiles.outer() * tiles.chunk_stride()));
     let mut inner = Shared::<[f32]>::new_slice(comptime!(tiles.inner() * tiles.chunk_stride()));
@@ -56,16 +57,16 @@ pub(crate) fn attention_backward_dq<E: Float>(
         if row < num_rows {
             lo[r] = bounds[row];
             hi[r] = bounds[num_rows + row];
-            row_lse[r] = lse[batch * lse.stride(0) + head * lse.stride(1) + row * lse.stride(2)];
-            row_delta[r] = delta[batch * delta.stride(0) + head * delta.stride(1) + row * delta.stride(2)];
+            row_lse[r] = lse[row_offset(lse, batch, head, row)];
+            row_delta[r] = delta[row_offset(delta, batch, head, row)];
         }
     }
     fill(&mut d_q, 0.0f32, comptime!(tiles.accumulators_per_unit()), tiles);
 
     let last_row = min(first_row + comptime!(tiles.outer()), num_rows) - 1;
-    let end = bounds[num_rows + last_row] as usize;
-    let mut first_key = bounds[first_row] as usize;
-    while first_key < end {
+    let seen_keys = seen_keys(bounds, num_rows, first_row, last_row);
+    let mut first_key = seen_keys.start;
+    while first_key < seen_keys.end {
         let mut s = Array::<f32>::new(comptime!(tiles.scores_per_unit()));
         let mut d_p = Array::<f32>::new(comptime!(tiles.scores_per_unit()));
         fill(&mut s, 0.0f32, comptime!(tiles.scores_per_unit()), tiles);

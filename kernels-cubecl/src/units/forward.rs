@@ -2,6 +2,7 @@
 
 use super::shape::UnitTiles;
 use super::tile::{accumulate, add_scores, fill, share_scores, stage, write_rows};
+use crate::walk::{head_offset, seen_keys};
 use cubecl::prelude::*;
 
 /// Stands for the score of a hidden key and the maximum of no scores; below every real score.
@@ -38,9 +39,9 @@ pub(crate) fn attention_forward<E: Float>(
     let first_row = (num_tiles - 1 - CUBE_POS % num_tiles) * comptime!(tiles.outer());
     let (batch, head) = (plane / heads, plane % heads);
     let kv_head = head / (heads / key.shape(1));
-    let query_base = batch * query.stride(0) + head * query.stride(1);
-    let key_base = batch * key.stride(0) + kv_head * key.stride(1);
-    let value_base = batch * value.stride(0) + kv_head * value.stride(1);
+    let query_base = head_offset(query, batch, head);
+    let key_base = head_offset(key, batch, kv_head);
+    let value_base = head_offset(value, batch, kv_head);
 
     let mut outer = Shared::<[f32]>::new_slice(comptime!(tiles.outer() * tiles.chunk_stride()));
     let mut inner = Shared::<[f32]>::new_slice(comptime!(tiles.inner() * tiles.chunk_stride()));
@@ -67,8 +68,8 @@ pub(crate) fn attention_forward<E: Float>(
     }
     fill(&mut o, 0.0f32, comptime!(tiles.accumulators_per_unit()), tiles);
     if comptime!(has_previous) {
-        let out_base = batch * previous_out.stride(0) + head * previous_out.stride(1);
-        let lse_base = batch * previous_lse.stride(0) + head * previous_lse.stride(1);
+        let out_base = head_offset(previous_out, batch, head);
+        let lse_base = head_offset(previous_lse, batch, head);
         let columns = comptime!(tiles.num_chunks() * tiles.columns_per_unit());
         #[unroll(tiles.unroll())]
         for r in 0..comptime!(tiles.outer_per_unit) {
@@ -92,12 +93,10 @@ pub(crate) fn attention_forward<E: Float>(
         }
     }
 
-    // Bounds never decrease: the tile's keys are those from its first row's first to its last row's last.
     let last_row = min(first_row + comptime!(tiles.outer()), num_rows) - 1;
-    let (full_from, full_to) = (bounds[last_row] as usize, bounds[num_rows + first_row] as usize);
-    let end = bounds[num_rows + last_row] as usize;
-    let mut first_key = bounds[first_row] as usize;
-    while first_key < end {
+    let seen_keys = seen_keys(bounds, num_rows, first_row, last_row);
+    let mut first_key = seen_keys.start;
+    while first_key < seen_keys.end {
         let mut s = Array::<f32>::new(comptime!(tiles.scores_per_unit()));
         fill(&mut s, 0.0f32, comptime!(tiles.scores_per_unit()), tiles);
         #[unroll]
@@ -110,7 +109,7 @@ pub(crate) fn attention_forward<E: Float>(
             add_scores(&outer, &inner, &mut s, tiles);
         }
 
-        let is_full = first_key >= full_from && first_key + comptime!(tiles.inner()) <= full_to;
+        let is_full = first_key >= seen_keys.full_from && first_key + comptime!(tiles.inner()) <= seen_keys.full_to;
         #[unroll(tiles.unroll())]
         for r in 0..comptime!(tiles.outer_per_unit) {
             let mut largest = m[r];

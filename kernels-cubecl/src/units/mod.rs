@@ -9,4 +9,3 @@ mod tile;
 
 pub(crate) use launch::{launch_backward, launch_forward};
 pub use shape::UnitTiles;
-pub(crate) use tile::first_above;

@@ -132,19 +132,3 @@ pub(crate) fn fill(array: &mut Array<f32>, value: f32, #[comptime] len: usize, #
         array[i] = value;
     }
 }
-
-/// The first of `len` bounds from `offset` on that is greater than `than`; bounds never decrease.
-#[cube]
-pub(crate) fn first_above(bounds: &Tensor<u32>, offset: usize, len: usize, than: u32) -> usize {
-    let mut low = 0usize;
-    let mut high = len;
-    while low < high {
-        let middle = (low + high) / 2;
-        if bounds[offset + middle] > than {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    low
-}
