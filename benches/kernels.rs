@@ -7,11 +7,12 @@
 #![allow(clippy::print_stdout, reason = "a table is what it is for")]
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use burn_distflash::{AttentionOptions, ChunkAttention, ChunkGradient, ChunkOptions, Mask, flash_attention};
+use distflash_benches::{drawn, median};
 use distflash_kernels::reference::Dims;
-use distflash_tests::{Draw, Problem, assert_within_bound, device, flash, kernel, naive};
-use std::time::{Duration, Instant};
+use distflash_tests::{Problem, assert_within_bound, device, flash, kernel, naive};
+use std::time::Duration;
 
 struct Options {
     dtype: DType,
@@ -81,12 +82,7 @@ fn verify(head_dim: usize, mask: &Mask, dtype: DType, device: &Device) {
 /// sums it starts from, and the rounding of gradients to the operands' dtype.
 fn time(options: &Options, head_dim: usize, len: usize, mask: &Mask, device: &Device) -> [Duration; 2] {
     let shape = [1, options.heads, len, head_dim];
-    let mut draw = Draw::new(len as u64);
-    let mut tensor = || {
-        let data = TensorData::new(draw.uniform(shape.iter().product(), 1.), shape).convert_dtype(options.dtype);
-        Tensor::<4>::from_data(data, (device, options.dtype))
-    };
-    let (query, key, value, d_out) = (tensor(), tensor(), tensor(), tensor());
+    let [query, key, value, d_out] = [0, 1, 2, 3].map(|seed| drawn(shape, options.dtype, seed, device));
     let masked = AttentionOptions { kernel: kernel(), ..AttentionOptions::masked(mask.clone()) };
     let forward = || flash_attention(query.clone(), key.clone(), value.clone(), &masked).expect("a valid problem");
     let (out, lse) = forward();
@@ -108,22 +104,4 @@ fn time(options: &Options, head_dim: usize, len: usize, mask: &Mask, device: &De
         }
     };
     [median(device, || drop(forward())), median(device, backward)]
-}
-
-/// Median time of one of several calls in a row: the device, not the host, sets the pace.
-fn median(device: &Device, call: impl Fn()) -> Duration {
-    let sync = || device.sync().expect("a device that works");
-    let time = |calls: u32| {
-        sync();
-        let start = Instant::now();
-        (0..calls).for_each(|_| call());
-        sync();
-        start.elapsed() / calls
-    };
-    // The first calls compile kernels and fill the memory pool.
-    time(2);
-    let calls = (0.03 / time(2).as_secs_f64()).clamp(1., 50.) as u32;
-    let mut times: Vec<Duration> = (0..7).map(|_| time(calls)).collect();
-    times.sort_unstable();
-    times[times.len() / 2]
 }

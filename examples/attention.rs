@@ -7,14 +7,14 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_distflash::comm::local;
-use burn_distflash::{AttentionError, AttentionOptions, Context, Strategy, dist_attention, flash_attention};
+use burn_distflash::{AttentionError, AttentionOptions, Context, Sequence, dist_attention, flash_attention};
 use std::error::Error;
 use std::time::Duration;
 
 /// Does not divide by 3: shards of 334, 333 and 333 tokens.
 const SEQ_LEN: usize = 1000;
 const WORLD_SIZE: usize = 3;
-const STRATEGY: Strategy = Strategy::Balanced;
+const STRATEGY: Sequence = Sequence::Balanced;
 const MODEL_DIM: usize = 96;
 const HEADS: usize = 6;
 /// Each is read by a group of 3 query heads.
@@ -99,7 +99,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let module = module.clone().fork(&device);
 
         // Adopt, line 1 of 3: one context per rank and sequence length, for all layers and steps.
-        let context = Context::new(comm, STRATEGY, SEQ_LEN);
+        let context = Context::new(comm, STRATEGY, SEQ_LEN)?;
         // Adopt, line 2 of 3: each rank keeps its own tokens, here along dimension 1.
         let shard = context.shard(input(&device), 1);
 

@@ -10,7 +10,7 @@ use burn::optim::AdamWConfig;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_distflash::comm::{Communicator, local};
-use burn_distflash::{AttentionError, AttentionOptions, Context, Strategy, dist_attention, sum_gradients};
+use burn_distflash::{AttentionError, AttentionOptions, Context, Sequence, dist_attention, sum_gradients};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -123,7 +123,7 @@ fn train(model: Model, device: &Device, comm: Arc<dyn Communicator>) -> Result<T
     // hold or want the lock while it waits for the other, until the time limit.
     let mut model = model.fork(device);
     let mut optimizer = AdamWConfig::new().init();
-    let context = Context::new(comm.clone(), Strategy::Balanced, SEQ_LEN);
+    let context = Context::new(comm.clone(), Sequence::Balanced, SEQ_LEN)?;
 
     // Shift, then shard: shifting a shard would lose the label at its end.
     let shard = |text: &[u8]| -> Tensor<1, Int> {

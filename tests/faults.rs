@@ -4,7 +4,7 @@
 use burn::tensor::{Device, Tensor};
 use burn_distflash::comm::local::{self, RunError};
 use burn_distflash::{
-    AttentionError, AttentionOptions, CommError, Communicator, Context, Mask, Strategy, dist_attention,
+    AttentionError, AttentionOptions, CommError, Communicator, Context, Mask, Sequence, Strategy, dist_attention,
 };
 use distflash_tests::TIME_LIMIT;
 use rstest::rstest;
@@ -32,10 +32,10 @@ fn train(context: &Context, steps: usize) -> Result<(), AttentionError> {
 }
 
 /// Runs a group in which the last rank does `bad` and the others train.
-fn failing(world_size: usize, limit: Duration, strategy: Strategy, bad: Body) -> (RunError, Duration) {
-    let start = Instant::now();
+fn failing(world_size: usize, limit: Duration, strategy: impl Into<Strategy>, bad: Body) -> (RunError, Duration) {
+    let (start, strategy) = (Instant::now(), strategy.into());
     let error = local::run(world_size, limit, move |comm| {
-        let context = Context::new(comm.clone(), strategy, SEQ_LEN);
+        let context = Context::new(comm.clone(), strategy, SEQ_LEN)?;
         if comm.rank() + 1 == comm.world_size() { bad(&context, &comm) } else { train(&context, 3) }
     })
     .expect_err("a rank failed");
@@ -56,9 +56,9 @@ fn assert_all_name(error: &RunError, world_size: usize, bad: usize, says: &str) 
 #[rstest]
 fn a_panic_reaches_every_rank(
     #[values(2, 3, 5)] world_size: usize,
-    #[values(Strategy::Ring, Strategy::Balanced, Strategy::Zigzag, Strategy::Striped)] strategy: Strategy,
+    #[values("ring", "balanced", "adaptive", "all-gather", "ulysses", "ring-self-attention")] strategy: &str,
 ) {
-    let (error, took) = failing(world_size, TIME_LIMIT, strategy, |context, _| {
+    let (error, took) = failing(world_size, TIME_LIMIT, strategy.parse::<Strategy>().unwrap(), |context, _| {
         train(context, 1)?;
         panic!("the cat pulled the plug")
     });
@@ -69,7 +69,7 @@ fn a_panic_reaches_every_rank(
 
 #[test]
 fn a_panic_between_forward_and_backward_ends_the_others_backward() {
-    let (error, _) = failing(3, TIME_LIMIT, Strategy::Balanced, |context, _| {
+    let (error, _) = failing(3, TIME_LIMIT, Sequence::Balanced, |context, _| {
         let _graph_kept_alive = attend(context)?;
         panic!("gone before backward")
     });
@@ -80,7 +80,7 @@ fn a_panic_between_forward_and_backward_ends_the_others_backward() {
 
 #[test]
 fn a_rank_that_returns_early_is_missed_by_name() {
-    let (error, took) = failing(3, TIME_LIMIT, Strategy::Ring, |context, _| train(context, 1));
+    let (error, took) = failing(3, TIME_LIMIT, Sequence::Ring, |context, _| train(context, 1));
     let others: Vec<_> = error.failures.iter().map(|failure| failure.0).collect();
     assert!(others.contains(&0) && others.contains(&1), "{error}");
     assert!(error.to_string().contains("lost rank 2") && error.to_string().contains("it has finished"), "{error}");
@@ -90,7 +90,7 @@ fn a_rank_that_returns_early_is_missed_by_name() {
 #[test]
 fn a_stalled_rank_ends_the_others_within_the_time_limit() {
     let limit = Duration::from_millis(300);
-    let (error, took) = failing(3, limit, Strategy::Balanced, |context, _| {
+    let (error, took) = failing(3, limit, Sequence::Balanced, |context, _| {
         train(context, 1)?;
         std::thread::sleep(Duration::from_secs(5));
         Ok(())
@@ -103,7 +103,7 @@ fn a_stalled_rank_ends_the_others_within_the_time_limit() {
 #[test]
 fn an_error_of_one_rank_stays_with_it_and_reaches_its_peers() {
     let error = local::run(2, TIME_LIMIT, |comm| {
-        let context = Context::new(comm.clone(), Strategy::Ring, SEQ_LEN);
+        let context = Context::new(comm.clone(), Sequence::Ring, SEQ_LEN)?;
         if comm.rank() == 1 {
             let short = Tensor::<4>::ones([1, 2, 3, 4], &Device::flex());
             let first = dist_attention(short.clone(), short.clone(), short, &AttentionOptions::default(), &context);
@@ -125,7 +125,7 @@ fn an_error_of_one_rank_stays_with_it_and_reaches_its_peers() {
 #[test]
 fn gradients_of_a_failed_backward_are_nan_and_its_error_is_kept() {
     let error = local::run(2, TIME_LIMIT, |comm| {
-        let context = Context::new(comm.clone(), Strategy::Ring, SEQ_LEN);
+        let context = Context::new(comm.clone(), Sequence::Ring, SEQ_LEN)?;
         let (q, k, v) = (leaf(&context), leaf(&context), leaf(&context));
         let (out, _) = dist_attention(q.clone(), k, v, &AttentionOptions::default(), &context)?;
         if comm.rank() == 1 {
@@ -152,7 +152,7 @@ fn ranks_called_with_different_things_are_told_what_differs(
     #[case] field: &'static str,
 ) {
     let error = local::run(3, TIME_LIMIT, move |comm| {
-        let context = Context::new(comm.clone(), Strategy::Balanced, SEQ_LEN);
+        let context = Context::new(comm.clone(), Sequence::Balanced, SEQ_LEN)?;
         if comm.rank() == 1 { other(&context) } else { attend_as(&context, Mask::causal(), None, 2, 4) }
     })
     .unwrap_err();
@@ -161,16 +161,16 @@ fn ranks_called_with_different_things_are_told_what_differs(
 }
 
 #[rstest]
-#[case::strategy(Strategy::Ring, SEQ_LEN, "strategy balanced")]
-#[case::length(Strategy::Balanced, SEQ_LEN + 3, "sequence length 30")]
+#[case::strategy(Sequence::Ring, SEQ_LEN, "strategy balanced")]
+#[case::length(Sequence::Balanced, SEQ_LEN + 3, "sequence length 30")]
 fn contexts_that_differ_are_told_what_differs(
-    #[case] strategy: Strategy,
+    #[case] strategy: Sequence,
     #[case] seq_len: usize,
     #[case] says: &'static str,
 ) {
     let error = local::run(3, TIME_LIMIT, move |comm| {
-        let usual = Context::new(comm.clone(), Strategy::Balanced, SEQ_LEN);
-        let context = if comm.rank() == 1 { Context::new(comm, strategy, seq_len) } else { usual };
+        let usual = Context::new(comm.clone(), Sequence::Balanced, SEQ_LEN)?;
+        let context = if comm.rank() == 1 { Context::new(comm, strategy, seq_len)? } else { usual };
         attend(&context).map(drop)
     })
     .unwrap_err();

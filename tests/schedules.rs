@@ -2,10 +2,10 @@
 //! simulated is what travels.
 
 use burn::tensor::{DType, Device};
-use burn_distflash::schedule::{AttentionShape, Pass, Schedule};
-use burn_distflash::{Mask, Strategy};
+use burn_distflash::schedule::{AttentionShape, Pass, Schedule, Simulation};
+use burn_distflash::{Mask, Plan, Sequence, Strategy};
 use distflash_kernels::reference::Dims;
-use distflash_tests::{Masks, Problem, sharded_traffic};
+use distflash_tests::{Done, Masks, Problem, sharded_and_done};
 use proptest::prelude::*;
 use std::collections::HashSet;
 
@@ -16,14 +16,16 @@ fn every_unmasked_pair_is_computed_exactly_once_for_worlds_1_to_33() {
     for world_size in 1..=33 {
         for len in [0, 1, 20, 2 * world_size, 101] {
             for mask in Masks::ALL {
-                for strategy in Strategy::ALL {
+                for strategy in Sequence::ALL {
                     let sharded = strategy.shard(&mask.build(len), len, world_size).unwrap();
                     let schedule = strategy.schedule(&sharded);
-                    let proof = schedule.check(&sharded);
-                    assert!(
-                        proof.is_ok(),
-                        "{strategy} {mask:?}, {len} tokens over {world_size}: {proof:?}\n{schedule}"
-                    );
+                    for schedule in [&schedule, &schedule.transposed()] {
+                        let proof = schedule.check(&sharded);
+                        assert!(
+                            proof.is_ok(),
+                            "{strategy} {mask:?}, {len} tokens over {world_size}: {proof:?}\n{schedule}"
+                        );
+                    }
                 }
             }
         }
@@ -33,7 +35,7 @@ fn every_unmasked_pair_is_computed_exactly_once_for_worlds_1_to_33() {
 /// The checker counts areas; this counts single scores.
 #[test]
 fn the_checker_agrees_with_counting_every_score() {
-    for (strategy, world_size) in Strategy::ALL.into_iter().flat_map(|s| [1, 2, 3, 4, 5, 8].map(|w| (s, w))) {
+    for (strategy, world_size) in Sequence::ALL.into_iter().flat_map(|s| [1, 2, 3, 4, 5, 8].map(|w| (s, w))) {
         for mask in Masks::ALL {
             let rows = mask.build(37).intervals(37, 37).unwrap();
             let sharded = strategy.shard(&mask.build(37), 37, world_size).unwrap();
@@ -60,10 +62,10 @@ fn the_checker_agrees_with_counting_every_score() {
 fn the_balanced_schedule_leaves_no_rank_idle_under_a_causal_mask() {
     for world_size in 1..=33 {
         let len = 4 * world_size;
-        let sharded = Strategy::Balanced.shard(&Mask::causal(), len, world_size).unwrap();
+        let sharded = Sequence::Balanced.shard(&Mask::causal(), len, world_size).unwrap();
         let schedule = Schedule::balanced(&sharded);
         assert_eq!(schedule.num_steps(), world_size / 2 + 1);
-        let simulation = schedule.simulate(&sharded, &SHAPE);
+        let simulation = schedule.simulate(&sharded, &SHAPE, Pass::Forward);
         assert_eq!(simulation.idle_share(), 0., "world {world_size}\n{schedule}");
         let work: Vec<u64> = (0..world_size).map(|rank| simulation.rank_work(rank)).collect();
         assert!(work.iter().all(|&w| w == work[0]), "world {world_size}: {work:?}");
@@ -74,8 +76,8 @@ fn the_balanced_schedule_leaves_no_rank_idle_under_a_causal_mask() {
 fn odd_shards_cost_the_balanced_schedule_at_most_one_row_of_the_split_step() {
     for world_size in [2, 4, 8, 16] {
         let len = 7 * world_size;
-        let sharded = Strategy::Balanced.shard(&Mask::causal(), len, world_size).unwrap();
-        let simulation = Schedule::balanced(&sharded).simulate(&sharded, &SHAPE);
+        let sharded = Sequence::Balanced.shard(&Mask::causal(), len, world_size).unwrap();
+        let simulation = Schedule::balanced(&sharded).simulate(&sharded, &SHAPE, Pass::Forward);
         let steps = simulation.work();
         let last = &steps[steps.len() - 1];
         assert!(last.iter().max().unwrap() - last.iter().min().unwrap() <= 7, "{last:?}");
@@ -84,15 +86,15 @@ fn odd_shards_cost_the_balanced_schedule_at_most_one_row_of_the_split_step() {
 
 #[test]
 fn the_plain_ring_idles_half_of_its_slots_and_zigzag_none() {
-    let idle = |strategy: Strategy| {
+    let idle = |strategy: Sequence| {
         let sharded = strategy.shard(&Mask::causal(), 800, 8).unwrap();
-        strategy.schedule(&sharded).simulate(&sharded, &SHAPE).idle_share()
+        strategy.schedule(&sharded).simulate(&sharded, &SHAPE, Pass::Forward).idle_share()
     };
     // Blocks of 100²: 7 steps full, whose last ranks alone are busy, and the diagonal of 50.5 · 100.
     let (done, slots) = (8. * 50.5 + 28. * 100., 8. * (50.5 + 7. * 100.));
-    assert!((idle(Strategy::Ring) - (1. - done / slots)).abs() < 1e-12);
-    assert!(idle(Strategy::Zigzag) < 0.01, "{}", idle(Strategy::Zigzag));
-    assert!(idle(Strategy::Striped) < 0.02, "{}", idle(Strategy::Striped));
+    assert!((idle(Sequence::Ring) - (1. - done / slots)).abs() < 1e-12);
+    assert!(idle(Sequence::Zigzag) < 0.01, "{}", idle(Sequence::Zigzag));
+    assert!(idle(Sequence::Striped) < 0.02, "{}", idle(Sequence::Striped));
 }
 
 /// In units of one shard of one operand per rank; the paper's table, with f32 partials counted as f32.
@@ -100,10 +102,10 @@ fn the_plain_ring_idles_half_of_its_slots_and_zigzag_none() {
 fn traffic_of_the_balanced_schedule_is_the_papers() {
     let world_size = 8;
     let shape = AttentionShape { batch: 1, heads: 1, kv_heads: 1, head_dim: 1 << 20, element_bytes: 4 };
-    let sharded = Strategy::Balanced.shard(&Mask::causal(), 64, world_size).unwrap();
-    let simulation = Schedule::balanced(&sharded).simulate(&sharded, &shape);
+    let sharded = Sequence::Balanced.shard(&Mask::causal(), 64, world_size).unwrap();
+    let simulation = Schedule::balanced(&sharded).simulate(&sharded, &shape, Pass::Forward);
     let shard = (8 * shape.head_dim * shape.element_bytes) as f64;
-    let forward: u64 = (0..world_size).map(|rank| simulation.bytes_sent(Pass::Forward, rank)).sum();
+    let forward: u64 = (0..world_size).map(|rank| simulation.bytes_sent(rank)).sum();
     // The paper counts g(3P − 2)/4 + (P − 2)/4 = 7 per rank with the last step unsplit: 4 of P/2 whole
     // key/value shards. Splitting adds half a query and half a partial to each of those 4 pairs.
     let per_rank = forward as f64 / world_size as f64 / shard;
@@ -111,19 +113,23 @@ fn traffic_of_the_balanced_schedule_is_the_papers() {
 }
 
 #[test]
-fn simulated_bytes_are_the_bytes_that_travel() {
+fn simulated_bytes_and_work_are_what_ranks_really_send_and_compute() {
     for (len, world_size) in [(61, 3), (48, 4), (61, 5), (3, 8)] {
         for mask in [Masks::Causal, Masks::Full, Masks::WindowedDocuments, Masks::Prefix] {
-            for strategy in Strategy::ALL {
-                let dims = Dims { batch: 2, heads: 4, kv_heads: 2, num_rows: len, num_keys: len, head_dim: 8 };
+            for strategy in Strategy::all_for(world_size) {
+                let dims = Dims { batch: 2, heads: 6, kv_heads: 2, num_rows: len, num_keys: len, head_dim: 8 };
                 let problem = Problem::draw(dims, mask.build(len), DType::BF16);
-                let (_, traffic) = sharded_traffic(&problem, strategy, world_size, &Device::flex());
-                let sharded = strategy.shard(&mask.build(len), len, world_size).unwrap();
-                let shape = AttentionShape { batch: 2, heads: 4, kv_heads: 2, head_dim: 8, element_bytes: 2 };
-                let simulation = strategy.schedule(&sharded).simulate(&sharded, &shape);
-                for (rank, sent) in traffic.into_iter().enumerate() {
-                    let simulated = [Pass::Forward, Pass::Backward].map(|pass| simulation.bytes_sent(pass, rank));
-                    assert_eq!(sent, simulated, "{strategy} {mask:?}, {len} tokens, rank {rank} of {world_size}");
+                let (_, done) = sharded_and_done(&problem, strategy, world_size, &Device::flex());
+                let shape = AttentionShape { batch: 2, heads: 6, kv_heads: 2, head_dim: 8, element_bytes: 2 };
+                let plan = Plan::new(strategy, &mask.build(len), len, world_size, shape).unwrap();
+                let simulated = [Pass::Forward, Pass::Backward].map(|pass| plan.simulate(pass));
+                for (rank, done) in done.into_iter().enumerate() {
+                    let [bytes, pairs] = [Simulation::bytes_sent, Simulation::rank_work]
+                        .map(|of| [of(&simulated[0], rank), of(&simulated[1], rank)]);
+                    // Whole rows are Burn's own products: no kernel of ours is called.
+                    let pairs = if strategy == Strategy::RingSelfAttention { [0; 2] } else { pairs };
+                    let expected = Done { bytes, pairs };
+                    assert_eq!(done, expected, "{strategy} {mask:?}, {len} tokens, rank {rank} of {world_size}");
                 }
             }
         }
@@ -133,7 +139,7 @@ fn simulated_bytes_are_the_bytes_that_travel() {
 #[test]
 fn a_window_is_neither_sent_nor_computed_beyond_its_reach() {
     // A window of 10 keys over shards of 100: only the next rank needs the last 9 keys.
-    let sharded = Strategy::Ring.shard(&Mask::causal().with_window(10, 0).unwrap(), 800, 8).unwrap();
+    let sharded = Sequence::Ring.shard(&Mask::causal().with_window(10, 0).unwrap(), 800, 8).unwrap();
     let schedule = Schedule::ring(&sharded);
     assert_eq!(schedule.num_steps(), 2);
     for transfer in schedule.inputs(1) {
@@ -144,7 +150,7 @@ fn a_window_is_neither_sent_nor_computed_beyond_its_reach() {
 
 #[test]
 fn schedules_print_one_line_a_step() {
-    let sharded = Strategy::Balanced.shard(&Mask::causal(), 16, 4).unwrap();
+    let sharded = Sequence::Balanced.shard(&Mask::causal(), 16, 4).unwrap();
     let expected = "\
 step 0:  q0·kv0       q1·kv1       q2·kv2       q3·kv3
 step 1:  q3·kv0       q1·kv0       q2·kv1       q3·kv2
@@ -152,7 +158,7 @@ step 2:  q2[2..4]·kv0  q3[2..4]·kv1  q2[0..2]·kv0  q3[0..2]·kv1
 ";
     let squeeze = |text: &str| text.split_whitespace().map(str::to_string).collect::<Vec<_>>();
     assert_eq!(squeeze(&Schedule::balanced(&sharded).to_string()), squeeze(expected));
-    let ring = Strategy::Ring.shard(&Mask::causal(), 4, 2).unwrap();
+    let ring = Sequence::Ring.shard(&Mask::causal(), 4, 2).unwrap();
     assert_eq!(Schedule::ring(&ring).to_string(), "step 0:  q0·kv0  q1·kv1\nstep 1:  idle    q1·kv0\n");
 }
 
@@ -175,7 +181,7 @@ proptest! {
         let cumulative: Vec<usize> = std::iter::once(0).chain(ends).collect();
         let len = cumulative[lens.len()];
         let mask = mask.with_documents(&cumulative).unwrap().with_prefix(prefix);
-        for strategy in Strategy::ALL {
+        for strategy in Sequence::ALL {
             let sharded = strategy.shard(&mask, len, world_size).unwrap();
             let schedule = strategy.schedule(&sharded);
             prop_assert_eq!(schedule.check(&sharded), Ok(()));

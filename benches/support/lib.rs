@@ -6,6 +6,7 @@ mod memory;
 mod problem;
 mod subject;
 mod table;
+mod timing;
 mod verify;
 
 pub use machine::machine;
@@ -13,4 +14,5 @@ pub use memory::Counting;
 pub use problem::{Inputs, Pass, Problem};
 pub use subject::Subject;
 pub use table::{Measured, Table};
+pub use timing::{drawn, median};
 pub use verify::verify;

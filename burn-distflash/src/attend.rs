@@ -1,14 +1,17 @@
 //! The two functions a model calls.
 
 use crate::attention::{ChunkOptions, refusal};
+use crate::baseline::whole_rows;
 use crate::comm::{CommError, Communicator, local};
-use crate::context::Context;
+use crate::context::{Context, RankPlan};
 use crate::error::AttentionError;
-use crate::executor::AttentionCall;
+use crate::executor::{AttentionCall, SharedHeads};
 use crate::layout::Rank;
 use crate::mask::Mask;
 use crate::op::DistAttention;
-use crate::plan::{Plan, digest};
+use crate::plan::{RankWork, digest};
+use crate::schedule::{AttentionShape, Pass};
+use crate::strategy::Strategy;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use distflash_kernels::Kernel;
@@ -86,10 +89,18 @@ pub fn flash_attention(
     static ALONE: LazyLock<Arc<dyn Communicator>> =
         LazyLock::new(|| Arc::new(local::group(1, Duration::from_secs(60)).remove(0)));
     let chunk_options = check(0, &query, &key, &value, options)?;
-    let plan = Plan::solo(&options.mask, query.dims()[2], key.dims()[2])
+    let work = RankWork::solo(&options.mask, query.dims()[2], key.dims()[2])
         .map_err(|source| AttentionError::Mask { rank: 0, source })?;
-    let call = AttentionCall { plan: Arc::new(plan), comm: ALONE.clone(), options: chunk_options };
-    Ok(run(query, key, value, call))
+    let call = AttentionCall {
+        work: Arc::new(work),
+        comm: ALONE.clone(),
+        options: chunk_options,
+        number: 0,
+        tally: Arc::default(),
+        shared: None,
+    };
+    let (out, lse) = run(query, key, value, call);
+    Ok((out, lse.squeeze_dim(3)))
 }
 
 /// Exact attention over a sequence sharded across ranks, as this rank sees it:
@@ -117,11 +128,11 @@ pub fn flash_attention(
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
 /// use burn_distflash::comm::local;
-/// use burn_distflash::{AttentionError, AttentionOptions, Context, Strategy, dist_attention};
+/// use burn_distflash::{AttentionError, AttentionOptions, Context, Sequence, dist_attention};
 /// use std::time::Duration;
 ///
 /// local::run(3, Duration::from_secs(30), |comm| {
-///     let context = Context::new(comm, Strategy::Balanced, 100);
+///     let context = Context::new(comm, Sequence::Balanced, 100)?;
 ///     let device = Device::flex().autodiff();
 ///     let shape = [1, 4, context.shard_len(), 16];
 ///     let draw = || Tensor::<4>::random(shape, Distribution::Default, &device).require_grad();
@@ -144,7 +155,7 @@ pub fn dist_attention(
 ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
     let comm = context.communicator();
     comm.check()?;
-    let call = prepare(&query, &key, &value, options, context).inspect_err(|error| {
+    let (prepared, call) = prepare(&query, &key, &value, options, context).inspect_err(|error| {
         // Peers are about to wait for this rank: tell them why it does not come.
         let failure = match error {
             AttentionError::Comm(error) => error.clone(),
@@ -152,15 +163,22 @@ pub fn dist_attention(
         };
         comm.fail(&failure);
     })?;
-    let result = run(query, key, value, call);
+    let (out, lse) = match context.strategy() {
+        Strategy::RingSelfAttention => whole_rows(query, key, value, &prepared.plan, options, call),
+        _ if prepared.plan.head_ranks() == 1 => run(query, key, value, call),
+        _ => {
+            let shared = SharedHeads::new(&prepared.plan, &call, [query.dims()[1], key.dims()[1]]);
+            run(query, key, value, AttentionCall { shared: Some(Arc::new(shared)), ..call })
+        }
+    };
     comm.check()?;
-    Ok(result)
+    Ok((out, lse.squeeze_dim(3)))
 }
 
-fn run(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>, call: AttentionCall) -> (Tensor<4>, Tensor<3>) {
+fn run(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>, call: AttentionCall) -> (Tensor<4>, Tensor<4>) {
     let [query, key, value] = [query, key, value].map(Tensor::into_dispatch);
-    let (out, lse) = Dispatch::attention_forward(query, key, value, call);
-    (Tensor::from_dispatch(out), Tensor::<4>::from_dispatch(lse).squeeze_dim(3))
+    let (out, lse, ..) = Dispatch::attention_forward(query, key, value, call);
+    (Tensor::from_dispatch(out), Tensor::from_dispatch(lse))
 }
 
 fn prepare(
@@ -169,31 +187,45 @@ fn prepare(
     value: &Tensor<4>,
     options: &AttentionOptions,
     context: &Context,
-) -> Result<AttentionCall, AttentionError> {
+) -> Result<(Arc<RankPlan>, AttentionCall), AttentionError> {
     let rank = context.rank();
     let chunk_options = check(rank, query, key, value, options)?;
     for (what, tensor) in [("length of query", query), ("length of key", key)] {
         expect(rank, what, context.shard_len(), tensor.dims()[2])?;
     }
-    let plan = context.plan(&options.mask).map_err(|source| AttentionError::Mask { rank, source })?;
-    let [batch, heads, _, head_dim] = query.dims();
+    let ([batch, heads, _, head_dim], kv_heads) = (query.dims(), key.dims()[1]);
+    let shape = AttentionShape { batch, heads, kv_heads, head_dim, element_bytes: query.dtype().size() };
+    let prepared = context.plan(&options.mask, shape).map_err(|source| AttentionError::Mask { rank, source })?;
+    let plan = &prepared.plan;
     let field = |name, value: &dyn ToString| (name, value.to_string());
+    let hex = |digest: u64| format!("{digest:016x}");
     agree(
         context,
         &[
-            field("sequence length", &plan.layout.seq_len()),
+            field("sequence length", &plan.layout().seq_len()),
             field("strategy", &context.strategy()),
-            field("mask with digest", &format!("{:016x}", plan.mask_digest)),
-            field("schedule with digest", &format!("{:016x}", plan.schedule_digest)),
+            field("mask with digest", &hex(digest(&options.mask))),
+            field("layout with digest", &hex(digest(plan.layout()))),
+            field("schedule with digest", &hex(digest(plan.schedule(Pass::Forward)))),
             field("batch size", &batch),
             field("query heads", &heads),
-            field("key/value heads", &key.dims()[1]),
+            field("key/value heads", &kv_heads),
             field("head_dim", &head_dim),
             field("dtype", &format!("{:?}", query.dtype())),
             field("scale", &chunk_options.scale),
         ],
     )?;
-    Ok(AttentionCall { plan, comm: context.communicator().clone(), options: chunk_options })
+    let comm = context.communicator().clone();
+    let number = comm.next_call();
+    let call = AttentionCall {
+        work: prepared.work.clone(),
+        comm,
+        options: chunk_options,
+        number,
+        tally: context.tally(),
+        shared: None,
+    };
+    Ok((prepared, call))
 }
 
 /// Finds out, before any tensor is sent, whether all ranks were called with the same `fields`. Once per

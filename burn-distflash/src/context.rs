@@ -1,10 +1,12 @@
 //! What a rank knows about the group and the sequence it shares.
 
 use crate::comm::{CommError, Communicator, local};
+use crate::executor::Tally;
 use crate::layout::{Layout, Rank};
 use crate::mask::{Mask, MaskError};
-use crate::plan::Plan;
-use crate::strategy::Strategy;
+use crate::plan::{Plan, PlanError, RankWork};
+use crate::schedule::{AttentionShape, Pass};
+use crate::strategy::{Sequence, Strategy, StrategyError};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use std::collections::{HashMap, HashSet};
@@ -18,12 +20,12 @@ use std::time::Duration;
 ///
 /// ```
 /// use burn_distflash::comm::local;
-/// use burn_distflash::{CommError, Context, Strategy};
+/// use burn_distflash::{AttentionError, Context, Sequence};
 /// use std::time::Duration;
 ///
 /// let shards = local::run(2, Duration::from_secs(10), |comm| {
-///     let context = Context::new(comm, Strategy::Zigzag, 10);
-///     Ok::<_, CommError>(context.layout().positions(context.rank()))
+///     let context = Context::new(comm, Sequence::Zigzag, 10)?;
+///     Ok::<_, AttentionError>(context.layout().positions(context.rank()))
 /// })?;
 /// assert_eq!(shards, [vec![0, 1, 2, 8, 9], vec![3, 4, 5, 6, 7]]);
 /// # Ok::<(), local::RunError>(())
@@ -34,10 +36,20 @@ pub struct Context(Arc<Inner>);
 struct Inner {
     comm: Arc<dyn Communicator>,
     strategy: Strategy,
+    /// Of the groups of ranks that share heads.
+    groups: Layout,
     layout: Layout,
-    plans: Mutex<HashMap<Mask, Arc<Plan>>>,
+    plans: Mutex<HashMap<(Mask, AttentionShape), Arc<RankPlan>>>,
+    tally: Arc<Tally>,
     /// Digests of calls that all ranks were found to agree on.
     agreed: Mutex<HashSet<u64>>,
+}
+
+/// A plan, with this rank's part of it.
+#[derive(Debug)]
+pub(crate) struct RankPlan {
+    pub plan: Plan,
+    pub work: Arc<RankWork>,
 }
 
 impl fmt::Debug for Context {
@@ -48,18 +60,62 @@ impl fmt::Debug for Context {
 }
 
 impl Context {
-    /// A sequence of `seq_len` tokens over the ranks of `comm`. Nothing is sent yet.
-    #[must_use]
-    pub fn new(comm: Arc<dyn Communicator>, strategy: Strategy, seq_len: usize) -> Self {
-        let layout = strategy.layout(seq_len, comm.world_size());
-        Self(Arc::new(Inner { comm, strategy, layout, plans: Mutex::default(), agreed: Mutex::default() }))
+    /// A sequence of `seq_len` tokens over the ranks of `comm`, laid out for causal attention. Nothing is
+    /// sent yet.
+    ///
+    /// # Errors
+    /// If the strategy's groups of ranks do not divide the world.
+    pub fn new(
+        comm: Arc<dyn Communicator>,
+        strategy: impl Into<Strategy>,
+        seq_len: usize,
+    ) -> Result<Self, StrategyError> {
+        let strategy = strategy.into();
+        strategy.check(comm.world_size())?;
+        let (head_ranks, sequence) = strategy.axes(comm.world_size());
+        let groups = sequence.layout(seq_len, comm.world_size() / head_ranks);
+        Ok(Self::on(comm, strategy, groups))
+    }
+
+    /// As [`new`](Self::new), laid out for attention under `mask`: [`Sequence::Adaptive`] then gives all ranks
+    /// the same share of it. Attention under any other mask is exact too.
+    ///
+    /// # Errors
+    /// If the mask does not fit the length, or the strategy the world.
+    ///
+    /// [`Sequence::Adaptive`]: crate::Sequence::Adaptive
+    pub fn for_mask(
+        comm: Arc<dyn Communicator>,
+        strategy: impl Into<Strategy>,
+        seq_len: usize,
+        mask: &Mask,
+    ) -> Result<Self, PlanError> {
+        let strategy = strategy.into();
+        strategy.check(comm.world_size())?;
+        let (head_ranks, sequence) = strategy.axes(comm.world_size());
+        let rows = mask.intervals(seq_len, seq_len)?;
+        let groups = sequence.layout_for(&rows, comm.world_size() / head_ranks);
+        Ok(Self::on(comm, strategy, groups))
+    }
+
+    fn on(comm: Arc<dyn Communicator>, strategy: Strategy, groups: Layout) -> Self {
+        let layout = groups.split(comm.world_size() / groups.world_size());
+        Self(Arc::new(Inner {
+            comm,
+            strategy,
+            groups,
+            layout,
+            plans: Mutex::default(),
+            tally: Arc::default(),
+            agreed: Mutex::default(),
+        }))
     }
 
     /// A sequence that one rank has all of.
     #[must_use]
     pub fn solo(seq_len: usize) -> Self {
         let end = local::group(1, Duration::from_secs(60)).remove(0);
-        Self::new(Arc::new(end), Strategy::Ring, seq_len)
+        Self::on(Arc::new(end), Sequence::Ring.into(), Layout::contiguous(seq_len, 1))
     }
 
     /// This rank.
@@ -128,14 +184,29 @@ impl Context {
         Ok(grads)
     }
 
-    pub(crate) fn plan(&self, mask: &Mask) -> Result<Arc<Plan>, MaskError> {
+    /// What this rank's kernels have computed so far: `(calls, pairs)` of unmasked queries and keys, once per query head
+    /// and sequence of the batch. [`Plan::simulate`] says beforehand how many pairs there will be.
+    #[must_use]
+    pub fn computed(&self, pass: Pass) -> (u64, u64) {
+        self.0.tally.read(pass)
+    }
+
+    pub(crate) fn tally(&self) -> Arc<Tally> {
+        self.0.tally.clone()
+    }
+
+    pub(crate) fn plan(&self, mask: &Mask, shape: AttentionShape) -> Result<Arc<RankPlan>, MaskError> {
         let mut plans = self.0.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(plan) = plans.get(mask) {
+        let key = (mask.clone(), shape);
+        if let Some(plan) = plans.get(&key) {
             return Ok(plan.clone());
         }
-        let plan = Plan::new(self.0.strategy, mask, self.0.layout.seq_len(), self.world_size(), self.rank())?;
-        let plan = Arc::new(plan);
-        plans.insert(mask.clone(), plan.clone());
+        let Inner { strategy, groups, layout, .. } = &*self.0;
+        let rows = mask.intervals(layout.seq_len(), layout.seq_len())?;
+        let head_ranks = layout.world_size() / groups.world_size();
+        let plan = Plan::on_layout(*strategy, groups.clone(), head_ranks, &rows, shape);
+        let plan = Arc::new(RankPlan { work: Arc::new(RankWork::new(&plan, self.rank())), plan });
+        plans.insert(key, plan.clone());
         Ok(plan)
     }
 

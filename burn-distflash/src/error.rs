@@ -3,6 +3,7 @@
 use crate::comm::CommError;
 use crate::layout::Rank;
 use crate::mask::MaskError;
+use crate::strategy::StrategyError;
 use burn::tensor::DType;
 
 /// Why attention was refused, before anything was sent, or failed on the way.
@@ -67,6 +68,9 @@ pub enum AttentionError {
         /// Why.
         source: MaskError,
     },
+    /// The strategy does not fit the group.
+    #[error(transparent)]
+    Strategy(#[from] StrategyError),
     /// Ranks lost each other.
     #[error(transparent)]
     Comm(#[from] CommError),

@@ -50,7 +50,7 @@ pub struct Layout {
 }
 
 /// The bounds of part `index` of `len` items cut into `parts`, the longer parts first.
-fn cut(len: usize, parts: usize, index: usize) -> Range<usize> {
+pub(crate) fn cut(len: usize, parts: usize, index: usize) -> Range<usize> {
     let at = |i: usize| i * (len / parts) + i.min(len % parts);
     at(index)..at(index + 1)
 }
@@ -77,6 +77,41 @@ impl Layout {
             |rank: Rank| Span { start: rank, len: seq_len.saturating_sub(rank).div_ceil(world_size), step: world_size };
         let ranks = (0..world_size).map(|rank| vec![span(rank)]).collect();
         Self { seq_len, ranks }.without_empty_spans()
+    }
+
+    /// Each rank of this layout becomes `parts` ranks: rank `r · parts + p` owns the `p`-th of `parts` runs of
+    /// the tokens of `r`, whose lengths differ by at most one.
+    #[must_use]
+    pub fn split(&self, parts: usize) -> Self {
+        let of = |rank: Rank, part| {
+            let Range { start, end } = cut(self.shard_len(rank), parts, part);
+            let mut at = 0;
+            let mut spans = Vec::new();
+            for span in self.spans(rank) {
+                let (from, to) = (start.clamp(at, at + span.len) - at, end.clamp(at, at + span.len) - at);
+                spans.push(Span { start: span.start + from * span.step, len: to - from, step: span.step });
+                at += span.len;
+            }
+            spans
+        };
+        let ranks = (0..self.world_size()).flat_map(|rank| (0..parts).map(move |part| of(rank, part))).collect();
+        Self { seq_len: self.seq_len, ranks }.without_empty_spans()
+    }
+
+    /// Rank `r` owns the runs `runs[r]`, which together are the whole sequence.
+    ///
+    /// # Panics
+    /// Unless every position is in exactly one run.
+    #[must_use]
+    pub fn from_rank_runs(seq_len: usize, mut runs: Vec<Vec<Range<usize>>>) -> Self {
+        for owned in &mut runs {
+            owned.sort_unstable_by_key(|run| run.start);
+        }
+        let mut all: Vec<_> = runs.iter().flatten().filter(|run| !run.is_empty()).collect();
+        all.sort_unstable_by_key(|run| run.start);
+        let end = all.iter().try_fold(0, |end, run| (run.start == end).then_some(run.end));
+        assert_eq!(end, Some(seq_len), "runs that make up the sequence");
+        Self::from_runs(seq_len, runs.len(), |rank| joined(&runs[rank]))
     }
 
     fn from_runs(seq_len: usize, world_size: usize, runs: impl Fn(Rank) -> Vec<Range<usize>>) -> Self {
@@ -129,6 +164,21 @@ impl Layout {
     #[must_use]
     pub fn count_before(&self, rank: Rank, position: usize) -> usize {
         self.ranks[rank].iter().map(|span| span.count_before(position)).sum()
+    }
+
+    /// [`count_before`](Self::count_before) of positions that never decrease.
+    pub(crate) fn counts_before<'a>(&'a self, rank: Rank, positions: &'a [u32]) -> impl Iterator<Item = usize> + 'a {
+        let (mut spans, mut passed) = (&self.ranks[rank][..], 0);
+        positions.iter().map(move |&position| {
+            let position = position as usize;
+            while let [span, rest @ ..] = spans
+                && span.count_before(position) == span.len
+            {
+                passed += span.len;
+                spans = rest;
+            }
+            passed + spans.first().map_or(0, |span| span.count_before(position))
+        })
     }
 
     /// `rank`'s part of one value per token, such as token ids or labels.
@@ -223,6 +273,18 @@ impl Layout {
         RowIntervals::new(bound(RowIntervals::lo), bound(RowIntervals::hi), self.seq_len)
             .expect("the shards of one mask")
     }
+}
+
+/// `runs` in order, with neighbours that touch made one.
+fn joined(runs: &[Range<usize>]) -> Vec<Range<usize>> {
+    let mut joined: Vec<Range<usize>> = Vec::new();
+    for run in runs.iter().filter(|run| !run.is_empty()) {
+        match joined.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ => joined.push(run.clone()),
+        }
+    }
+    joined
 }
 
 fn indices(of: Vec<usize>, device: &Device) -> Tensor<1, Int> {

@@ -2,27 +2,35 @@
 
 mod attend;
 mod attention;
+mod balance;
+mod baseline;
 pub mod comm;
 mod context;
 mod error;
 mod executor;
 mod gradients;
+mod heads;
 mod layout;
 mod mask;
 mod op;
 mod plan;
 pub mod schedule;
 mod strategy;
+mod tokens;
 
 pub use attend::{AttentionOptions, dist_attention, flash_attention};
 pub use attention::{ChunkAttention, ChunkGradient, ChunkOptions, Previous};
+pub use balance::balanced_layout;
 pub use comm::{CommError, Communicator};
 pub use context::Context;
 pub use distflash_kernels::{IntervalError, Kernel, RowIntervals, Tile};
 pub use error::AttentionError;
-pub use executor::AttentionCall;
+pub use executor::{AttentionCall, Direction, HeadExchange};
 pub use gradients::{SummedGradients, sum_gradients};
+pub use heads::{HeadBlock, HeadShare};
 pub use layout::{Layout, Rank, Span};
 pub use mask::{Mask, MaskError};
 pub use op::DistAttention;
-pub use strategy::{Strategy, UnknownStrategy};
+pub use plan::{Plan, PlanError};
+pub use strategy::{Sequence, Strategy, StrategyError, UnknownStrategy};
+pub use tokens::{gather_tokens, sum_tokens};

@@ -1,5 +1,7 @@
 //! The command line.
 
+mod plan;
+mod schedule;
 mod settings;
 mod train;
 
@@ -17,7 +19,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Train(train::TrainCommand),
+    Train(Box<train::TrainCommand>),
+    Plan(plan::PlanCommand),
+    Schedule(schedule::ScheduleCommand),
 }
 
 /// Why a command ended without success.
@@ -31,8 +35,12 @@ enum Failure {
 /// Runs the program: exit code 0 on success, 2 if the request was wrong, 1 if it failed on the way.
 #[must_use]
 pub fn main() -> ExitCode {
-    let Command::Train(command) = Cli::parse().command;
-    let (code, message) = match command.run() {
+    let result = match Cli::parse().command {
+        Command::Train(command) => command.run(),
+        Command::Plan(command) => command.run(),
+        Command::Schedule(command) => command.run(),
+    };
+    let (code, message) = match result {
         Ok(text) => {
             // A closed pipe is no failure of the run.
             let _ = io::stdout().write_all(text.as_bytes());

@@ -186,7 +186,7 @@ impl Batches {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_distflash::Strategy;
+    use burn_distflash::Sequence;
 
     fn alphabet() -> Text {
         Text::from_bytes("alphabet".into(), (0..100).collect()).unwrap()
@@ -194,9 +194,9 @@ mod tests {
 
     #[test]
     fn every_label_is_the_next_token_however_the_sequence_is_sharded() {
-        for strategy in Strategy::ALL {
+        for sequence in Sequence::ALL {
             for world_size in [1, 2, 3, 4, 8, 16] {
-                let layout = strategy.layout(11, world_size);
+                let layout = sequence.layout(11, world_size);
                 let batches = alphabet().batches(11, 3, 256, 1).unwrap();
                 let mut seen = 0;
                 for rank in 0..world_size {

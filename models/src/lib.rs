@@ -4,5 +4,9 @@ pub mod cli;
 pub mod data;
 pub mod llama;
 pub mod loss;
+mod method;
+pub mod planner;
 pub mod plot;
 pub mod train;
+
+pub use method::{Method, UnknownMethod};

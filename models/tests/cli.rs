@@ -97,6 +97,7 @@ fn bad_input_is_refused() {
         (&["--head-dim", "7"], "head_dim is 7"),
         (&["--learning-rate", "NaN"], "learning_rate is NaN; expected a positive number"),
         (&["--strategy", "magic"], "ring, balanced, zigzag, striped"),
+        (&["--strategy", "hybrid:3:ring"], "groups of 3 ranks, which 4 ranks do not divide into"),
         (&["--device", "tpu"], "flex"),
         (&["--ranks", "four"], "invalid value 'four' for '--ranks"),
         (&["--config", "missing.toml"], "missing.toml: No such file"),
@@ -148,8 +149,75 @@ fn the_defaults_that_help_names_are_the_defaults() {
         let flag = format!("--{} ", name.replace('_', "-"));
         let value = value.to_string().trim_matches('"').to_string();
         let text = help.split(&flag).nth(1).unwrap_or_else(|| panic!("no {flag} in {help}"));
+        // Help is wrapped wherever it likes.
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let default = text.split("[default: ").nth(1).unwrap().split(']').next().unwrap();
         assert_eq!(default.parse::<f64>().ok(), value.parse::<f64>().ok(), "{flag}: {default}, {value}");
         assert!(default.parse::<f64>().is_ok() || default == value, "{flag}: {default}, {value}");
     }
+}
+
+#[test]
+fn auto_says_what_it_chose_and_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = small(folder.path(), &["--strategy", "auto"]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let chosen = said.strip_prefix("auto chooses ").and_then(|rest| rest.split(':').next()).unwrap();
+    let config = fs::read_to_string(folder.path().join("runs/train-1/config.toml")).unwrap();
+    assert!(config.contains(&format!("strategy = \"{chosen}")), "{said}\n{config}");
+}
+
+#[test]
+fn a_plan_names_the_fastest_strategy_and_writes_a_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = |args: &[&str]| distflash(folder.path(), &[&["plan"], args].concat());
+    let output = plan(&[
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "8xh200",
+        "--gpus",
+        "4",
+        "--seq-len",
+        "64K",
+        "--html",
+        "plan.html",
+    ]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    for word in ["llama3-8b, 64K tokens, 4 devices", "auto chooses ", "\nzigzag ", "\nmegatron-lm ", "longest"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    let page = fs::read_to_string(folder.path().join("plan.html")).unwrap();
+    assert!(page.matches("<svg").count() == 4 && page.contains("rank 3") && page.ends_with("</html>\n"));
+    for (args, says) in [
+        (&["--model", "gpt-2"][..], "unknown model `gpt-2`; expected tiny"),
+        (&["--cluster", "dgx"], "unknown cluster `dgx`; expected a TOML file or one of cpu, 8xh100"),
+        (&["--mask", "diagonal"], "expected causal, full, window:<keys>"),
+        (&["--seq-len", "0"], "not between 1 and"),
+        (&["--strategy", "hybrid:3:ring"], "groups of 3 ranks, which 8 ranks do not divide into"),
+    ] {
+        let output = plan(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(text(&output.stderr).contains(says), "{args:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_schedule_is_printed_as_text_and_json() {
+    let schedule =
+        |args: &[&str]| text(&distflash(Path::new("."), &[&["schedule", "--ranks", "5"], args].concat()).stdout);
+    assert!(schedule(&[]).starts_with("step 0:  q0·kv0  q1·kv1  q2·kv2  q3·kv3  q4·kv4\n"));
+    let json: serde_json::Value = serde_json::from_str(&schedule(&["--json", "--seq-len", "100"])).unwrap();
+    assert_eq!((json["strategy"].as_str(), json["steps"].as_array().map(Vec::len)), (Some("balanced"), Some(3)));
+    let area: u64 = json["steps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|step| step["pairs"].as_array().unwrap())
+        .flat_map(|pairs| pairs.as_array().unwrap())
+        .map(|pair| pair["area"].as_u64().unwrap())
+        .sum();
+    assert_eq!(area, 100 * 101 / 2);
 }

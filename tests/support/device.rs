@@ -1,7 +1,7 @@
 //! The device under test, chosen by the features the suite is built with.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_distflash::{AttentionError, AttentionOptions, Kernel, flash_attention};
+use burn_distflash::{AttentionError, AttentionOptions, Kernel, Sequence, Strategy, flash_attention};
 use std::env;
 
 /// What a variable of the environment says.
@@ -64,6 +64,21 @@ pub fn kernel_for(head_dim: usize, dtype: DType) -> Kernel {
         Kernel::Auto | Kernel::Tuned | Kernel::Units => true,
     };
     if is_made_for { named } else { Kernel::Auto }
+}
+
+/// The strategies that the suite tries on the device under test: all, but on devices that software stands in for
+/// only some, which between them use every kind of kernel call and exchange.
+#[must_use]
+pub fn strategies(world_size: usize) -> Vec<Strategy> {
+    let all = Strategy::all_for(world_size);
+    let is_software = matches!(name().as_str(), "wgpu" | "cpu");
+    let is_tried = |strategy: &Strategy| match strategy {
+        Strategy::Sequence(sequence) => matches!(sequence, Sequence::Balanced | Sequence::DoubleRing { .. }),
+        Strategy::Ulysses => true,
+        Strategy::Hybrid { sequence, .. } => *sequence == Sequence::Zigzag,
+        Strategy::PaddedUlysses | Strategy::RingSelfAttention => false,
+    };
+    all.into_iter().filter(|strategy| !is_software || is_tried(strategy)).collect()
 }
 
 /// Whether shaders run on Mesa's software Vulkan, or may: it ends their loops after 65,535 iterations in all,

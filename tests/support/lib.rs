@@ -9,8 +9,8 @@ mod problem;
 mod run;
 
 pub use bound::{Results, Truth, assert_within_bound};
-pub use device::{device, kernel, kernel_for, may_cut_loops, takes};
+pub use device::{device, kernel, kernel_for, may_cut_loops, strategies, takes};
 pub use draw::Draw;
 pub use naive::naive;
 pub use problem::{Masks, Problem};
-pub use run::{TIME_LIMIT, flash, sharded, sharded_traffic};
+pub use run::{Done, TIME_LIMIT, flash, sharded, sharded_and_done};

@@ -4,6 +4,7 @@ use crate::bound::{Results, host};
 use crate::problem::Problem;
 use burn::tensor::{Device, Tensor};
 use burn_distflash::comm::local;
+use burn_distflash::schedule::Pass;
 use burn_distflash::{AttentionError, Context, Layout, Strategy, dist_attention, flash_attention};
 use std::time::Duration;
 
@@ -38,39 +39,50 @@ pub fn flash(problem: &Problem, device: &Device) -> Results {
 /// If any rank fails.
 #[must_use]
 pub fn sharded(problem: &Problem, strategy: Strategy, world_size: usize, device: &Device) -> Results {
-    sharded_traffic(problem, strategy, world_size, device).0
+    sharded_and_done(problem, strategy, world_size, device).0
 }
 
-/// As [`sharded`], with the bytes each rank sent by the end of the forward and of the backward pass.
+/// What a rank did in the forward and in the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Bytes of tensors it sent.
+    pub bytes: [u64; 2],
+    /// Unmasked (query, key) pairs its kernels computed, once per query head.
+    pub pairs: [u64; 2],
+}
+
+/// As [`sharded`], with what each rank did.
 ///
 /// # Panics
 /// If any rank fails.
 #[must_use]
-pub fn sharded_traffic(
+pub fn sharded_and_done(
     problem: &Problem,
     strategy: Strategy,
     world_size: usize,
     device: &Device,
-) -> (Results, Vec<[u64; 2]>) {
+) -> (Results, Vec<Done>) {
     let (shared, device) = (problem.clone(), device.clone().autodiff());
     let ranks = local::run(world_size, TIME_LIMIT, move |comm| {
-        let context = Context::new(comm.clone(), strategy, shared.dims.num_keys);
+        let context = Context::for_mask(comm.clone(), strategy, shared.dims.num_keys, &shared.options.mask)
+            .expect("a strategy and a mask that fit");
         let shard = |index| context.shard(shared.tensor(index, &device), 2).detach();
         let leaf = |index| shard(index).require_grad();
         let (query, key, value) = (leaf(0), leaf(1), leaf(2));
         let (out, lse) = dist_attention(query.clone(), key.clone(), value.clone(), &shared.options, &context)?;
         let forward_bytes = comm.bytes_sent();
         let grads = context.backward(&(out.clone() * shard(3)).sum())?;
-        let traffic = [forward_bytes, comm.bytes_sent() - forward_bytes];
+        let bytes = [forward_bytes, comm.bytes_sent() - forward_bytes];
+        let done = Done { bytes, pairs: [Pass::Forward, Pass::Backward].map(|pass| context.computed(pass).1) };
         let grad = |x: &Tensor<4>| x.grad(&grads).expect("tracked");
         let tensors = [out.inner(), lse.inner().unsqueeze_dim(3), grad(&query), grad(&key), grad(&value)];
-        Ok::<_, AttentionError>((tensors, traffic))
+        Ok::<_, AttentionError>((tensors, done))
     })
     .expect("healthy ranks");
-    let layout = strategy.layout(problem.dims.num_keys, world_size);
-    let (tensors, traffic): (Vec<_>, Vec<_>) = ranks.into_iter().unzip();
+    let layout = strategy.layout_for(&problem.intervals(), world_size);
+    let (tensors, done): (Vec<_>, Vec<_>) = ranks.into_iter().unzip();
     let [out, lse, d_query, d_key, d_value] = unshard(&layout, tensors).map(host);
-    (Results { out, lse, d_query, d_key, d_value }, traffic)
+    (Results { out, lse, d_query, d_key, d_value }, done)
 }
 
 fn unshard(layout: &Layout, ranks: Vec<[Tensor<4>; 5]>) -> [Tensor<4>; 5] {

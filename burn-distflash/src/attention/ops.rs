@@ -18,7 +18,24 @@ pub fn cast<B: Backend>(tensor: Float<B>, dtype: DType) -> Float<B> {
 }
 
 fn rows_of(shape: &Shape, rows: &Range<usize>) -> [Slice; 4] {
-    [0..shape[0], 0..shape[1], rows.clone(), 0..shape[3]].map(Slice::from)
+    block_of(shape, &(0..shape[1]), rows)
+}
+
+fn block_of(shape: &Shape, heads: &Range<usize>, rows: &Range<usize>) -> [Slice; 4] {
+    [0..shape[0], heads.clone(), rows.clone(), 0..shape[3]].map(Slice::from)
+}
+
+pub fn block<B: Backend>(tensor: &Float<B>, heads: &Range<usize>, rows: &Range<usize>) -> Float<B> {
+    let shape = tensor.shape();
+    if *heads == (0..shape[1]) && *rows == (0..shape[2]) {
+        return tensor.clone();
+    }
+    B::float_slice(tensor.clone(), &block_of(&shape, heads, rows))
+}
+
+/// One after the other along `dim`.
+pub fn join<B: Backend>(mut tensors: Vec<Float<B>>, dim: usize) -> Float<B> {
+    if tensors.len() == 1 { tensors.remove(0) } else { B::float_cat(tensors, dim) }
 }
 
 pub fn rows<B: Backend>(tensor: &Float<B>, rows: &Range<usize>) -> Float<B> {

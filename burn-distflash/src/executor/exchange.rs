@@ -3,10 +3,13 @@
 use super::AttentionCall;
 use crate::attention::ops;
 use crate::comm::{CommError, Packet, PacketSpec, Pending, Tag};
-use crate::schedule::{Chunk, Part, Pass, Payload, Precision, Transfer};
+use crate::layout::Rank;
+use crate::plan::PassWork;
+use crate::schedule::{Chunk, Pair, Part, Pass, Payload, Precision, Transfer};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::DType;
+use distflash_kernels::RowIntervals;
 
 /// The tensors of one payload, in the order of [`Payload::parts`].
 pub(super) type Parts<B> = Vec<FloatTensor<B>>;
@@ -17,7 +20,7 @@ pub(super) type Parts<B> = Vec<FloatTensor<B>>;
 pub(super) struct Exchanges<'a> {
     call: &'a AttentionCall,
     pass: Pass,
-    number: u64,
+    work: &'a PassWork,
     sizes: Sizes,
 }
 
@@ -47,23 +50,40 @@ impl<'a> Exchanges<'a> {
     pub fn new<B: Backend>(call: &'a AttentionCall, pass: Pass, query: &FloatTensor<B>, key: &FloatTensor<B>) -> Self {
         let (q, k) = (query.shape(), key.shape());
         let sizes = Sizes { batch: q[0], heads: q[1], kv_heads: k[1], head_dim: q[3], operand: query.dtype() };
-        Self { call, pass, number: call.comm.next_call(), sizes }
+        Self { call, pass, work: call.work.pass(pass), sizes }
+    }
+
+    /// This rank's place in the schedule.
+    pub fn rank(&self) -> Rank {
+        self.call.work.rank
     }
 
     /// Exchanges until the last result is home.
     pub fn count(&self) -> usize {
-        self.call.plan.schedule.num_steps() + 2
+        self.work.schedule.num_steps() + 2
     }
 
-    /// Starts exchange `number`: sends `own` chunks as inputs, and `computed`, the results of two steps
-    /// ago in their order; nothing is posted if nothing moves at this rank.
+    /// This rank's pairs at `step` with what they see.
+    pub fn pairs(&self, step: usize) -> &[(Pair, RowIntervals)] {
+        self.work.pairs.get(step).map_or(&[], Vec::as_slice)
+    }
+
+    /// What `step` computes for others, in the order of its results.
+    pub fn returned(&self, step: usize) -> Vec<Transfer> {
+        let mut results = self.work.schedule.results(step, self.pass);
+        results.retain(|transfer| transfer.from == self.rank());
+        results
+    }
+
+    /// Starts exchange `number`: sends as inputs what `find` finds here, and `computed`, the results of two
+    /// steps ago in their order; nothing is posted if nothing moves at this rank.
     pub fn post<B: Backend>(
         &self,
         number: usize,
-        own: impl Fn(&Transfer) -> Parts<B>,
+        find: impl Fn(Payload, &Chunk) -> Parts<B>,
         computed: Vec<Parts<B>>,
     ) -> Result<Posted, CommError> {
-        let (rank, schedule) = (self.call.comm.rank(), &self.call.plan.schedule);
+        let (rank, schedule) = (self.rank(), &self.work.schedule);
         let split = |transfers: Vec<Transfer>| -> (Vec<Transfer>, Vec<Transfer>) {
             let here = transfers.into_iter().filter(|t| t.from == rank || t.to == rank);
             here.partition(|transfer| transfer.from == rank)
@@ -73,8 +93,11 @@ impl<'a> Exchanges<'a> {
         let (results_out, results) = split(returned);
         assert_eq!(results_out.len(), computed.len(), "one result per transfer the schedule derives");
 
-        let pack = |to, parts: Parts<B>| parts.into_iter().map(move |part| (to, Packet::primitive::<B>(part)));
-        let mut sends: Vec<_> = inputs_out.iter().flat_map(|t| pack(t.to, own(t))).collect();
+        let pack = |to: Rank, parts: Parts<B>| {
+            let to = self.call.work.peers[to];
+            parts.into_iter().map(move |part| (to, Packet::primitive::<B>(part)))
+        };
+        let mut sends: Vec<_> = inputs_out.iter().flat_map(|t| pack(t.to, find(t.payload, &t.chunk))).collect();
         sends.extend(results_out.iter().zip(computed).flat_map(|(t, parts)| pack(t.to, parts)));
         let receives: Vec<_> = inputs.iter().chain(&results).flat_map(|t| self.specs(t)).collect();
         let tag = self.tag(number);
@@ -103,7 +126,7 @@ impl<'a> Exchanges<'a> {
             Pass::Forward => "attention forward",
             Pass::Backward => "attention backward",
         };
-        Tag { operation, call: self.number, step }
+        Tag { operation, call: self.call.number, step }
     }
 
     fn specs(&self, transfer: &Transfer) -> Vec<(usize, PacketSpec)> {
@@ -116,13 +139,18 @@ impl<'a> Exchanges<'a> {
                 Precision::Operand => operand,
                 Precision::Accumulator => ops::accumulator(operand),
             };
-            (transfer.from, PacketSpec::Tensor { shape, dtype })
+            (self.call.work.peers[transfer.from], PacketSpec::Tensor { shape, dtype })
         };
         transfer.payload.parts(self.pass).iter().map(spec).collect()
     }
 }
 
 impl<B: Backend> Mail<B> {
+    /// What has come before anything was posted.
+    pub fn empty() -> Self {
+        Self { inputs: Vec::new(), results: Vec::new() }
+    }
+
     /// What came of `chunk`.
     ///
     /// # Panics

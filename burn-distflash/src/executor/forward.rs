@@ -1,7 +1,7 @@
 //! Forward: attend to what is here while the next keys are on their way.
 
 use super::AttentionCall;
-use super::exchange::{Exchanges, cut, unpack};
+use super::exchange::{Exchanges, Mail, cut, unpack};
 use crate::attention::{ChunkAttention, Previous, ops};
 use crate::comm::CommError;
 use crate::schedule::{Chunk, Pass, Payload};
@@ -52,9 +52,8 @@ impl<B: ChunkAttention> Partials<B> {
         (full(head_dim, 0.), full(1, f64::NEG_INFINITY))
     }
 
-    fn finish(self) -> Partial<B> {
-        let empty = || self.empty();
-        self.state.clone().unwrap_or_else(empty)
+    fn finish(mut self) -> Partial<B> {
+        self.state.take().unwrap_or_else(|| self.empty())
     }
 }
 
@@ -66,32 +65,34 @@ pub(crate) fn forward<B: ChunkAttention>(
     call: &AttentionCall,
 ) -> Result<(FloatTensor<B>, FloatTensor<B>), CommError> {
     let exchanges = Exchanges::new::<B>(call, Pass::Forward, query, key);
-    let rank = call.comm.rank();
+    let rank = exchanges.rank();
+    let heads = query.shape()[0] * query.shape()[1];
     let mut partials = Partials::<B> { query: query.clone(), state: None };
     let own = |payload: Payload, chunk: &Chunk| match payload {
         Payload::KeyValue => cut::<B>(&[key, value], chunk),
         Payload::Query => cut::<B>(&[query], chunk),
         Payload::Partial | Payload::QueryGradient | Payload::KeyValueGradient => unreachable!("not an input"),
     };
-    let post = |number, computed| exchanges.post::<B>(number, |t| own(t.payload, &t.chunk), computed);
+    let find = |mail: &Mail<B>, payload, chunk: &Chunk| {
+        if chunk.owner == rank { own(payload, chunk) } else { mail.input(payload, chunk) }
+    };
 
-    let mut posted = post(0, vec![])?;
+    let mut posted = exchanges.post::<B>(0, |payload, chunk| find(&Mail::empty(), payload, chunk), vec![])?;
     let mut computed = vec![];
     for t in 0..exchanges.count() {
         let mail = exchanges.collect::<B>(posted)?;
-        posted = post(t + 1, std::mem::take(&mut computed))?;
-        for (transfer, parts) in mail.results.iter() {
+        let find = |payload, chunk: &Chunk| find(&mail, payload, chunk);
+        posted = exchanges.post::<B>(t + 1, find, std::mem::take(&mut computed))?;
+        for (transfer, parts) in &mail.results {
             let [out, lse] = unpack::<B, 2>(parts.clone());
             partials.merge(&transfer.chunk, (out, lse));
         }
-        let find = |payload, chunk: &Chunk| {
-            if chunk.owner == rank { own(payload, chunk) } else { mail.input(payload, chunk) }
-        };
-        for (pair, seen) in call.plan.work(t) {
+        for (pair, seen) in exchanges.pairs(t) {
             let [q] = unpack::<B, 1>(find(Payload::Query, &pair.query));
             let [k, v] = unpack::<B, 2>(find(Payload::KeyValue, &pair.key_value));
             let is_own = pair.query.owner == rank;
             let previous = if is_own { partials.rows(&pair.query) } else { Previous::Nothing };
+            call.tally.add(Pass::Forward, seen, heads);
             let partial = B::chunk_forward(q, k, v, previous, seen.clone(), call.options);
             if is_own {
                 partials.set(&pair.query, partial);

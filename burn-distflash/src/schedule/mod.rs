@@ -39,9 +39,9 @@ pub struct Pair {
 /// ([`inputs`](Self::inputs), [`results`](Self::results)).
 ///
 /// ```
-/// use burn_distflash::{Mask, Strategy, schedule::Schedule};
+/// use burn_distflash::{Mask, Sequence, schedule::Schedule};
 ///
-/// let sharded = Strategy::Balanced.shard(&Mask::causal(), 20, 5)?;
+/// let sharded = Sequence::Balanced.shard(&Mask::causal(), 20, 5)?;
 /// let schedule = Schedule::balanced(&sharded);
 /// schedule.check(&sharded).unwrap();
 /// assert_eq!(schedule.to_string(), "\
@@ -56,6 +56,8 @@ pub struct Schedule {
     /// `steps[t][rank]`, empty where the rank is idle.
     steps: Vec<Vec<Vec<Pair>>>,
     shard_lens: Vec<usize>,
+    /// Ranks `0..n`, `n..2n`, … sit close together, and hand on to each other what came from afar.
+    ranks_per_node: usize,
 }
 
 impl Schedule {
@@ -71,6 +73,11 @@ impl Schedule {
         self.steps.len()
     }
 
+    /// Whether two ranks sit on one node.
+    fn are_close(&self, a: Rank, b: Rank) -> bool {
+        a / self.ranks_per_node == b / self.ranks_per_node
+    }
+
     /// What `rank` computes at `step`; nothing beyond the last step.
     #[must_use]
     pub fn pairs(&self, step: usize, rank: Rank) -> &[Pair] {
@@ -82,6 +89,21 @@ impl Schedule {
         self.steps.iter().enumerate().flat_map(|(t, step)| {
             step.iter().enumerate().flat_map(move |(rank, pairs)| pairs.iter().map(move |pair| (t, rank, pair)))
         })
+    }
+
+    /// The same pairs at the same steps, each computed by the rank that owns its other side: what rotated
+    /// keys and values rotates queries, and the reverse.
+    ///
+    /// Backward, queries with `d_out` go out and an f32 `d_query` comes back, where keys and values cost an
+    /// f32 `d_key` and `d_value`: 8 bytes a token and head in bf16, against 12 for each key/value head
+    /// (BurstAttention, arXiv 2403.09347).
+    #[must_use]
+    pub fn transposed(&self) -> Self {
+        let mut steps = vec![vec![Vec::new(); self.world_size()]; self.num_steps()];
+        for (step, rank, pair) in self.iter() {
+            steps[step][build::other_owner(pair, rank)].push(pair.clone());
+        }
+        Self { steps, shard_lens: self.shard_lens.clone(), ranks_per_node: self.ranks_per_node }
     }
 
     fn name(&self, prefix: &str, chunk: &Chunk) -> String {

@@ -3,6 +3,11 @@
 use super::{Chunk, Pair};
 use crate::layout::{Layout, Rank};
 use distflash_kernels::RowIntervals;
+use std::ops::Range;
+
+/// Keys that nobody needs are sent all the same where there are fewer than these: a call of a kernel and a
+/// message each cost more.
+pub(crate) const MIN_GAP: usize = 256;
 
 /// A mask over the whole sequence together with who owns which tokens: enough to tell what any rank's
 /// queries see of any rank's keys, in the rows and keys of the two shards.
@@ -47,11 +52,8 @@ impl ShardedMask {
         let (query, keys) = (&pair.query, &pair.key_value);
         let rows = &self.rows[query.owner];
         let bound = |of: &[u32]| -> Vec<u32> {
-            let local = |&x: &u32| {
-                let before = self.layout.count_before(keys.owner, x as usize);
-                (before.clamp(keys.rows.start, keys.rows.end) - keys.rows.start) as u32
-            };
-            of[query.rows.clone()].iter().map(local).collect()
+            let before = self.layout.counts_before(keys.owner, &of[query.rows.clone()]);
+            before.map(|count| (count.clamp(keys.rows.start, keys.rows.end) - keys.rows.start) as u32).collect()
         };
         RowIntervals::new(bound(rows.lo()), bound(rows.hi()), keys.rows.len())
             .expect("counting keys before a monotone bound is monotone")
@@ -79,16 +81,45 @@ impl ShardedMask {
         })
     }
 
-    /// Cuts `pair` into two by query rows, as close to equal area as rows allow; `None` if one half
-    /// would be empty.
-    pub(super) fn halve(&self, pair: &Pair) -> Option<(Pair, Pair)> {
+    /// As [`pair`](Self::pair), cut wherever at least [`MIN_GAP`] keys in a row are seen by none of the
+    /// queries: packed documents of one shard that have nothing in the other are neither sent nor
+    /// visited.
+    #[must_use]
+    pub fn pairs(&self, query: Rank, key_value: Rank) -> Vec<Pair> {
+        let Some(whole) = self.pair(query, key_value) else {
+            return Vec::new();
+        };
+        let seen = self.intervals(&whole);
+        let part = |rows: Range<usize>, keys: Range<usize>| {
+            let chunk = |of: &Chunk, part: Range<usize>| Chunk {
+                owner: of.owner,
+                rows: of.rows.start + part.start..of.rows.start + part.end,
+            };
+            Pair { query: chunk(&whole.query, rows), key_value: chunk(&whole.key_value, keys) }
+        };
+        let mut parts = Vec::new();
+        let (mut rows, mut keys) = (0..0, 0..0);
+        for (row, seen) in (0..seen.num_rows()).map(|row| (row, seen.row(row))).filter(|row| !row.1.is_empty()) {
+            if seen.start >= keys.end + MIN_GAP && !rows.is_empty() {
+                parts.push(part(rows.clone(), keys.clone()));
+                (rows, keys) = (row..row, seen.start..seen.start);
+            }
+            rows.end = row + 1;
+            keys.end = keys.end.max(seen.end);
+        }
+        parts.push(part(rows, keys));
+        parts
+    }
+
+    /// Cuts `pair` into two by query rows, the first with as close to `area` unmasked pairs of tokens as rows
+    /// allow; `None` if one part would be empty.
+    pub(super) fn cut(&self, pair: &Pair, area: u64) -> Option<(Pair, Pair)> {
         let seen = self.intervals(pair);
-        let half = seen.area() / 2;
         let mut above = 0;
         let cut = (0..seen.num_rows()).find(|&row| {
             let len = seen.row(row).len() as u64;
             // Stop where taking this row too would overshoot by more than leaving it falls short.
-            let stop = above + len > half && above + len - half > half.saturating_sub(above);
+            let stop = above + len > area && above + len - area > area.saturating_sub(above);
             above += len;
             stop
         })?;

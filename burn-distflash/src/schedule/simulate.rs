@@ -4,7 +4,7 @@ use super::{Pass, Precision, Schedule, ShardedMask, Transfer};
 use crate::layout::Rank;
 
 /// The sizes that turn a schedule into bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
     /// Sequences.
     pub batch: usize,
@@ -35,37 +35,43 @@ impl AttentionShape {
     }
 }
 
-/// What each rank does under a schedule: work as unmasked (query, key) pairs of tokens, traffic as
-/// bytes sent. Backward does the same pairs, about 2.5 times as costly each.
+/// What each rank does in one pass: work as unmasked (query, key) pairs, traffic as bytes sent. Backward a
+/// pair is about 2.5 times as costly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Simulation {
     work: Vec<Vec<u64>>,
-    bytes_forward: Vec<u64>,
-    bytes_backward: Vec<u64>,
+    bytes: Vec<u64>,
 }
 
 impl Schedule {
-    /// Counts work and traffic.
+    /// Counts work, in pairs of tokens, and traffic.
     #[must_use]
-    pub fn simulate(&self, mask: &ShardedMask, shape: &AttentionShape) -> Simulation {
+    pub fn simulate(&self, mask: &ShardedMask, shape: &AttentionShape, pass: Pass) -> Simulation {
         let mut work = vec![vec![0; self.world_size()]; self.num_steps()];
         for (step, rank, pair) in self.iter() {
             work[step][rank] += mask.pair_area(pair);
         }
-        let sent = |pass| {
-            let mut bytes = vec![0; self.world_size()];
-            for step in 0..self.num_steps() {
-                for transfer in self.inputs(step).iter().chain(&self.results(step, pass)) {
-                    bytes[transfer.from] += shape.bytes(transfer, pass);
-                }
+        Simulation { work, bytes: self.bytes_sent(shape, pass) }
+    }
+
+    /// Bytes each rank sends in one pass.
+    #[must_use]
+    pub fn bytes_sent(&self, shape: &AttentionShape, pass: Pass) -> Vec<u64> {
+        let mut bytes = vec![0; self.world_size()];
+        for step in 0..self.num_steps() {
+            for transfer in self.inputs(step).iter().chain(&self.results(step, pass)) {
+                bytes[transfer.from] += shape.bytes(transfer, pass);
             }
-            bytes
-        };
-        Simulation { work, bytes_forward: sent(Pass::Forward), bytes_backward: sent(Pass::Backward) }
+        }
+        bytes
     }
 }
 
 impl Simulation {
+    pub(crate) fn new(work: Vec<Vec<u64>>, bytes: Vec<u64>) -> Self {
+        Self { work, bytes }
+    }
+
     /// `work()[step][rank]`: unmasked (query, key) pairs computed.
     #[must_use]
     pub fn work(&self) -> &[Vec<u64>] {
@@ -87,12 +93,19 @@ impl Simulation {
         if slots == 0 { 0. } else { (slots - done) as f64 / slots as f64 }
     }
 
-    /// Bytes `rank` sends in one pass.
+    /// How much more than the mean the rank with most work has: `max / mean − 1` over whole passes. 0 if nothing
+    /// is computed.
     #[must_use]
-    pub fn bytes_sent(&self, pass: Pass, rank: Rank) -> u64 {
-        match pass {
-            Pass::Forward => self.bytes_forward[rank],
-            Pass::Backward => self.bytes_backward[rank],
-        }
+    pub fn imbalance(&self) -> f64 {
+        let ranks = 0..self.bytes.len();
+        let most = ranks.clone().map(|rank| self.rank_work(rank)).max().unwrap_or(0) as f64;
+        let all: u64 = ranks.map(|rank| self.rank_work(rank)).sum();
+        if all == 0 { 0. } else { most * self.bytes.len() as f64 / all as f64 - 1. }
+    }
+
+    /// Bytes `rank` sends.
+    #[must_use]
+    pub fn bytes_sent(&self, rank: Rank) -> u64 {
+        self.bytes[rank]
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Chunk, Pair, Schedule};
 use crate::layout::Rank;
+use std::collections::HashSet;
 
 /// Which half of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,8 +82,19 @@ pub struct Transfer {
     pub to: Rank,
     /// What.
     pub payload: Payload,
-    /// Of which rows.
+    /// Of which rows. Neither side need own them: ranks of a node hand on what came from afar.
     pub chunk: Chunk,
+}
+
+impl Pair {
+    /// Both sides, with what the queries of one and the keys of the other travel as.
+    fn sides(&self) -> [(&Chunk, Payload); 2] {
+        [(&self.key_value, Payload::KeyValue), (&self.query, Payload::Query)]
+    }
+
+    fn uses(&self, payload: Payload, chunk: &Chunk) -> bool {
+        self.sides().contains(&(chunk, payload))
+    }
 }
 
 impl Schedule {
@@ -90,10 +102,13 @@ impl Schedule {
     #[must_use]
     pub fn inputs(&self, step: usize) -> Vec<Transfer> {
         let mut transfers = Vec::new();
+        let mut known = HashSet::new();
         for (rank, pair) in self.slots(step) {
-            for (chunk, payload) in [(&pair.key_value, Payload::KeyValue), (&pair.query, Payload::Query)] {
-                let transfer = Transfer { from: chunk.owner, to: rank, payload, chunk: chunk.clone() };
-                if chunk.owner != rank && !transfers.contains(&transfer) {
+            for (chunk, payload) in pair.sides().into_iter().filter(|side| side.0.owner != rank) {
+                let holder = step.checked_sub(1).and_then(|before| self.holder(before, rank, payload, chunk));
+                let from = holder.unwrap_or(chunk.owner);
+                let transfer = Transfer { from, to: rank, payload, chunk: chunk.clone() };
+                if known.insert(transfer.clone()) {
                     transfers.push(transfer);
                 }
             }
@@ -101,28 +116,43 @@ impl Schedule {
         transfers
     }
 
-    /// What `step` computed for other ranks and returns to them, in the order of its pairs.
+    /// What `step` computed for other ranks and returns to them, in the order of its pairs. Gradients go
+    /// through the next rank of the node that computes some of the same, which adds its own.
     #[must_use]
     pub fn results(&self, step: usize, pass: Pass) -> Vec<Transfer> {
         let mut transfers = Vec::new();
         for (rank, pair) in self.slots(step) {
-            let mut give = |chunk: &Chunk, payload| {
+            let mut give = |chunk: &Chunk, input, payload| {
                 if chunk.owner != rank {
-                    transfers.push(Transfer { from: rank, to: chunk.owner, payload, chunk: chunk.clone() });
+                    let next = if pass == Pass::Backward { self.holder(step + 1, rank, input, chunk) } else { None };
+                    let to = next.unwrap_or(chunk.owner);
+                    transfers.push(Transfer { from: rank, to, payload, chunk: chunk.clone() });
                 }
             };
             match pass {
-                Pass::Forward => give(&pair.query, Payload::Partial),
+                Pass::Forward => give(&pair.query, Payload::Query, Payload::Partial),
                 Pass::Backward => {
-                    give(&pair.query, Payload::QueryGradient);
-                    give(&pair.key_value, Payload::KeyValueGradient);
+                    give(&pair.query, Payload::Query, Payload::QueryGradient);
+                    give(&pair.key_value, Payload::KeyValue, Payload::KeyValueGradient);
                 }
             }
         }
         transfers
     }
 
+    /// Who on the node of `rank` uses `chunk` at `step`, where its owner is on another node.
+    fn holder(&self, step: usize, rank: Rank, payload: Payload, chunk: &Chunk) -> Option<Rank> {
+        if self.are_close(rank, chunk.owner) {
+            return None;
+        }
+        let start = rank / self.ranks_per_node * self.ranks_per_node;
+        let node = (start..self.world_size().min(start + self.ranks_per_node)).filter(|&close| close != rank);
+        let uses = |close: Rank| self.pairs(step, close).iter().any(|pair| pair.uses(payload, chunk));
+        node.into_iter().find(|&close| uses(close))
+    }
+
     fn slots(&self, step: usize) -> impl Iterator<Item = (Rank, &Pair)> {
-        (0..self.world_size()).flat_map(move |rank| self.pairs(step, rank).iter().map(move |pair| (rank, pair)))
+        let ranks = 0..if step < self.num_steps() { self.world_size() } else { 0 };
+        ranks.flat_map(move |rank| self.pairs(step, rank).iter().map(move |pair| (rank, pair)))
     }
 }

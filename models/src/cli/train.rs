@@ -2,13 +2,14 @@
 
 use super::Failure;
 use super::settings::resolve;
+use crate::method::{Method, UnknownMethod};
+use crate::planner::{self, Checkpointing, Cluster, MaskKind, Sharding, Workload};
 use crate::train::{Summary, TrainConfig, train};
-use burn_distflash::Strategy;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use std::fs;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Train a small Llama on a text, its sequence sharded over ranks.
 ///
@@ -45,9 +46,12 @@ struct TrainFlags {
     /// Ranks to shard the sequence over [default: 4].
     #[arg(long)]
     ranks: Option<usize>,
-    /// Who owns and computes what; all give the same result [default: balanced].
-    #[arg(long, value_parser = strategy_parser())]
-    strategy: Option<Strategy>,
+    /// Who owns and computes what; all give the same result: ring, balanced, zigzag, striped, all-gather,
+    /// adaptive, double-ring:<ranks per node>, ulysses, hybrid:<ranks that share heads>:<one of the first>, megatron-lm; or auto,
+    /// the fastest by the model of `distflash plan` [default: balanced].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "StrategyFlag::leaves_it")]
+    strategy: Option<StrategyFlag>,
     /// Where ranks compute: flex is Burn's CPU backend in pure Rust [default: flex].
     #[arg(long, value_parser = ["flex"])]
     device: Option<String>,
@@ -109,20 +113,59 @@ struct ModelFlags {
     head_dim: Option<usize>,
 }
 
-fn strategy_parser() -> impl TypedValueParser<Value = Strategy> {
-    let names = Strategy::ALL.map(Strategy::name);
-    PossibleValuesParser::new(names).map(|name| name.parse().expect("one of the possible values"))
+/// A strategy, or the wish to have one chosen.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(untagged)]
+enum StrategyFlag {
+    #[serde(skip)]
+    Auto,
+    Named(Method),
+}
+
+impl StrategyFlag {
+    fn leaves_it(flag: &Option<Self>) -> bool {
+        !matches!(flag, Some(Self::Named(_)))
+    }
+}
+
+impl FromStr for StrategyFlag {
+    type Err = UnknownMethod;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        if name == "auto" { Ok(Self::Auto) } else { name.parse().map(Self::Named) }
+    }
+}
+
+/// Sets the strategy that is fastest for this run, and says why.
+fn choose_strategy(config: &mut TrainConfig) -> Result<String, String> {
+    config.validate().map_err(|error| error.to_string())?;
+    let cluster = Cluster::preset("cpu").expect("a preset").with_devices(config.ranks);
+    let workload = Workload {
+        model: config.model.clone(),
+        seq_len: config.seq_len,
+        mask: MaskKind::Causal,
+        checkpointing: Checkpointing::Store,
+        sharding: Sharding::None,
+        overlap: true,
+    };
+    let choice = planner::choose(&workload, &cluster).map_err(|error| error.to_string())?;
+    config.strategy = choice.strategy.into();
+    Ok(format!("auto chooses {}\n", choice.reason))
 }
 
 impl TrainCommand {
     /// Trains, and says what came of it.
     pub(super) fn run(self) -> Result<String, Failure> {
-        let config = self.settings().map_err(Failure::Refused)?;
+        let mut config = self.settings().map_err(Failure::Refused)?;
+        let reason = match self.flags.strategy {
+            Some(StrategyFlag::Auto) => choose_strategy(&mut config).map_err(Failure::Refused)?,
+            _ => String::new(),
+        };
         let describe = |error: crate::train::TrainError| {
             let failure = if error.is_refusal() { Failure::Refused } else { Failure::Failed };
             failure(error.to_string())
         };
-        train(config, &self.runs, self.name.as_deref()).map(|summary| report(&summary)).map_err(describe)
+        train(config, &self.runs, self.name.as_deref()).map(|summary| reason + &report(&summary)).map_err(describe)
     }
 
     fn settings(&self) -> Result<TrainConfig, String> {

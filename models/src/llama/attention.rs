@@ -11,12 +11,12 @@ use burn_distflash::{AttentionError, AttentionOptions, Context, dist_attention};
 /// Grouped-query attention of this rank's tokens to those of all ranks.
 #[derive(Module, Debug)]
 pub struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
-    o_proj: Linear,
+    pub(super) q_proj: Linear,
+    pub(super) k_proj: Linear,
+    pub(super) v_proj: Linear,
+    pub(super) o_proj: Linear,
     #[module(skip)]
-    head_dim: usize,
+    pub(super) head_dim: usize,
 }
 
 impl SelfAttention {

@@ -29,6 +29,20 @@ impl DecoderLayer {
         }
     }
 
+    /// As [`forward`](Self::forward), shared Megatron-LM's way; `rope` is that of the whole sequence.
+    pub(super) fn forward_megatron(
+        &self,
+        x: Tensor<3>,
+        rope: &RotaryEmbedding,
+        options: &AttentionOptions,
+        context: &Context,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let normed = self.input_layernorm.forward(x.clone());
+        let x = x + self.self_attn.forward_megatron(normed, rope, options, context)?;
+        let normed = self.post_attention_layernorm.forward(x.clone());
+        Ok(x + self.mlp.forward_megatron(normed, context)?)
+    }
+
     /// `x` and the result are `[batch, shard_len, hidden_size]`.
     ///
     /// # Errors

@@ -9,9 +9,9 @@ use burn::tensor::{Tensor, activation::silu};
 /// SwiGLU: `down(silu(gate(x)) ∘ up(x))` (Shazeer, arXiv 2002.05202).
 #[derive(Module, Debug)]
 pub struct Mlp {
-    gate_proj: Linear,
-    up_proj: Linear,
-    down_proj: Linear,
+    pub(super) gate_proj: Linear,
+    pub(super) up_proj: Linear,
+    pub(super) down_proj: Linear,
 }
 
 impl Mlp {

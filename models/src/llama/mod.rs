@@ -7,8 +7,10 @@ mod attention;
 mod block;
 mod config;
 mod init;
+mod megatron;
 mod mlp;
 mod model;
+mod presets;
 mod rope;
 mod weights;
 
@@ -17,5 +19,6 @@ pub use block::DecoderLayer;
 pub use config::{ConfigError, LlamaConfig};
 pub use mlp::Mlp;
 pub use model::{Decoder, Llama};
+pub use presets::UnknownPreset;
 pub use rope::RotaryEmbedding;
 pub use weights::WeightsError;

@@ -3,11 +3,12 @@
 use super::block::DecoderLayer;
 use super::config::{ConfigError, LlamaConfig};
 use super::init::Init;
+use super::megatron::whole_rope;
 use super::rope::RotaryEmbedding;
 use burn::module::Module;
 use burn::nn::{Embedding, Linear, RmsNorm};
 use burn::tensor::{Device, Int, Tensor};
-use burn_distflash::{AttentionError, AttentionOptions, Context};
+use burn_distflash::{AttentionError, AttentionOptions, Context, Sequence};
 
 /// Embedding, layers and final norm.
 #[derive(Module, Debug)]
@@ -76,10 +77,36 @@ impl Llama {
         for layer in &self.model.layers {
             x = layer.forward(x, &rope, options, context)?;
         }
+        Ok(self.logits(x))
+    }
+
+    /// As [`forward`](Self::forward), with layers shared Megatron-LM's way: a baseline to compare with.
+    ///
+    /// # Errors
+    /// If ranks lose each other.
+    ///
+    /// # Panics
+    /// Unless the context's shards are contiguous.
+    pub fn forward_megatron(
+        &self,
+        tokens: Tensor<2, Int>,
+        options: &AttentionOptions,
+        context: &Context,
+    ) -> Result<Tensor<3>, AttentionError> {
+        assert!(context.strategy() == Sequence::Ring.into(), "contiguous shards: gathered tokens are in order");
+        let mut x = self.model.embed_tokens.forward(tokens);
+        let rope = whole_rope(self.head_dim, self.rope_theta, &x, context);
+        for layer in &self.model.layers {
+            x = layer.forward_megatron(x, &rope, options, context)?;
+        }
+        Ok(self.logits(x))
+    }
+
+    fn logits(&self, x: Tensor<3>) -> Tensor<3> {
         let x = self.model.norm.forward(x);
-        Ok(match &self.lm_head {
+        match &self.lm_head {
             Some(head) => head.forward(x),
             None => x.matmul(self.model.embed_tokens.weight.val().transpose().unsqueeze()),
-        })
+        }
     }
 }

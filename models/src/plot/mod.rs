@@ -1,8 +1,10 @@
 //! Pictures as SVG files: how a training run went, and who computes what in a schedule.
 
+mod curves;
 mod loss;
 mod timeline;
 
+pub use curves::{Curve, curves};
 pub use loss::loss_curve;
 pub use timeline::schedule_timeline;
 

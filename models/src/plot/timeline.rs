@@ -2,7 +2,8 @@
 
 use super::{BLUE, BODY, Canvas, GAP, INK, Key, MUTED, ORANGE, PALE, PlotError, RULE, SMALL};
 use super::{fill, font, headline, legend, legend_width, picture, save, text_width, write};
-use burn_distflash::schedule::{AttentionShape, Schedule, ShardedMask};
+use burn_distflash::Plan;
+use burn_distflash::schedule::Pass;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 use std::ops::Range;
@@ -16,11 +17,9 @@ const TOP: i32 = 108;
 const LANE: i32 = 28;
 const PITCH: i32 = 34;
 
-/// Only work is drawn, which does not depend on the shape.
-const NO_BYTES: AttentionShape = AttentionShape { batch: 0, heads: 0, kv_heads: 0, head_dim: 0, element_bytes: 0 };
-
-/// Draws who computes what, and when, into the SVG file `path`: one lane per rank, one box per pair,
-/// and under the start of each step the number of chunks that have to arrive for it.
+/// Draws who computes what in the forward pass, and when, into the SVG file `path`: one lane per rank, or per
+/// group of ranks that share heads, one box per pair, and under the start of each step the number of chunks
+/// that have to arrive for it.
 ///
 /// # Units
 /// Time is work, in unmasked (query, key) pairs of tokens, as in
@@ -29,20 +28,18 @@ const NO_BYTES: AttentionShape = AttentionShape { batch: 0, heads: 0, kv_heads: 
 ///
 /// # Errors
 /// [`PlotError::Write`] if the file cannot be written.
-///
-/// # Panics
-/// If `schedule` was not built for the layout of `mask`.
-pub fn schedule_timeline(path: &Path, title: &str, schedule: &Schedule, mask: &ShardedMask) -> Result<(), PlotError> {
-    save(path, &draw(title, schedule, mask)?)
+pub fn schedule_timeline(path: &Path, title: &str, plan: &Plan) -> Result<(), PlotError> {
+    save(path, &draw(title, plan)?)
 }
 
-fn draw(title: &str, schedule: &Schedule, mask: &ShardedMask) -> Result<String, PlotError> {
-    let simulation = schedule.simulate(mask, &NO_BYTES);
+fn draw(title: &str, plan: &Plan) -> Result<String, PlotError> {
+    let (schedule, mask) = (plan.schedule(Pass::Forward), plan.sharded_mask());
+    let simulation = schedule.simulate(mask, plan.shape(), Pass::Forward);
     let lasts: Vec<u64> = simulation.work().iter().map(|step| step.iter().max().copied().unwrap_or(0)).collect();
     let total: u64 = lasts.iter().sum();
     let x = |work: u64| LEFT + (f64::from(WIDTH - LEFT - RIGHT) * work as f64 / total.max(1) as f64).round() as i32;
     let bottom = lane(schedule.world_size());
-    let (ranks, steps) = (count(schedule.world_size(), "rank"), count(schedule.num_steps(), "step"));
+    let (ranks, steps) = (count(plan.layout().world_size(), "rank"), count(schedule.num_steps(), "step"));
     let subtitle = format!("{ranks}, {steps}, idle share {:.1} %", 100. * simulation.idle_share());
 
     picture((WIDTH as u32, bottom as u32 + 86), |canvas| {
@@ -52,7 +49,7 @@ fn draw(title: &str, schedule: &Schedule, mask: &ShardedMask) -> Result<String, 
         draw_axis(canvas, bottom + 30, total)?;
         for rank in 0..schedule.world_size() {
             let at = (LEFT - 14, lane(rank) + LANE / 2);
-            write(canvas, &format!("rank {rank}"), at, font(BODY, INK, HPos::Right))?;
+            write(canvas, &lane_name(plan, rank), at, font(BODY, INK, HPos::Right))?;
         }
         write(canvas, "chunks in", (LEFT - 14, bottom + 14), font(SMALL, MUTED, HPos::Right))?;
 
@@ -79,6 +76,15 @@ fn draw(title: &str, schedule: &Schedule, mask: &ShardedMask) -> Result<String, 
 /// The upper edge of a rank's lane, and of the space under the last.
 fn lane(rank: usize) -> i32 {
     TOP + PITCH * rank as i32
+}
+
+fn lane_name(plan: &Plan, group: usize) -> String {
+    let first = group * plan.head_ranks();
+    if plan.head_ranks() == 1 {
+        format!("rank {group}")
+    } else {
+        format!("{first}–{}", first + plan.head_ranks() - 1)
+    }
 }
 
 fn draw_legend(canvas: &Canvas) -> Result<(), PlotError> {
@@ -165,20 +171,26 @@ fn compact(work: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_distflash::{Layout, Mask, RowIntervals, Strategy};
+    use burn_distflash::schedule::AttentionShape;
+    use burn_distflash::{Mask, RowIntervals, Sequence, Strategy};
 
-    fn causal(strategy: Strategy, world: usize) -> (Schedule, ShardedMask) {
-        let mask = strategy.shard(&Mask::causal(), 64 * world, world).unwrap();
-        (strategy.schedule(&mask), mask)
+    fn plan(strategy: impl Into<Strategy>, mask: &Mask, seq_len: usize, world: usize) -> Plan {
+        let shape = AttentionShape { batch: 1, heads: 4, kv_heads: 2, head_dim: 8, element_bytes: 4 };
+        Plan::new(strategy.into(), mask, seq_len, world, shape).unwrap()
+    }
+
+    fn causal(strategy: impl Into<Strategy>, world: usize) -> Plan {
+        plan(strategy, &Mask::causal(), 64 * world, world)
     }
 
     #[test]
     fn every_lane_step_and_pair_is_labelled() {
-        let (schedule, mask) = causal(Strategy::Balanced, 5);
-        let svg = draw("Five ranks", &schedule, &mask).unwrap();
+        let plan = causal(Sequence::Balanced, 5);
+        let svg = draw("Five ranks", &plan).unwrap();
         for text in ["Five ranks", "rank 0", "rank 4", "own queries", "helping another rank", "idle"] {
             assert!(svg.contains(&format!(">\n{text}\n")), "no `{text}` in {svg}");
         }
+        let schedule = plan.schedule(Pass::Forward);
         for (step, _, pair) in schedule.iter() {
             assert!(svg.contains(&format!("step {step}\n")), "{svg}");
             assert!(svg.contains(&format!("{}\n", schedule.label(pair))), "{svg}");
@@ -188,38 +200,35 @@ mod tests {
 
     #[test]
     fn the_idle_share_is_that_of_the_simulation() {
-        for strategy in [Strategy::Ring, Strategy::Balanced] {
-            let (schedule, mask) = causal(strategy, 7);
-            let share = 100. * schedule.simulate(&mask, &NO_BYTES).idle_share();
-            let svg = draw("", &schedule, &mask).unwrap();
-            assert!(svg.contains(&format!("7 ranks, {} steps, idle share {share:.1} %\n", schedule.num_steps())));
+        for sequence in [Sequence::Ring, Sequence::Balanced] {
+            let plan = causal(sequence, 7);
+            let share = 100. * plan.simulate(Pass::Forward).idle_share();
+            let steps = plan.schedule(Pass::Forward).num_steps();
+            assert!(draw("", &plan).unwrap().contains(&format!("7 ranks, {steps} steps, idle share {share:.1} %\n")));
         }
         // A ring of two, of 64 tokens each: 64² of 2 (64·65/2 + 64²) slots are idle.
-        let (schedule, mask) = causal(Strategy::Ring, 2);
-        assert!(draw("", &schedule, &mask).unwrap().contains("idle share 33.2 %\n"));
+        assert!(draw("", &causal(Sequence::Ring, 2)).unwrap().contains("idle share 33.2 %\n"));
     }
 
     #[test]
     fn helpers_have_their_own_colour() {
         // In a world of 3, rank 0 helps once; the legend shows each colour once more.
         let boxes = |svg: &str, color: &str| svg.matches(&format!("fill=\"{color}\" stroke")).count();
-        let (schedule, mask) = causal(Strategy::Balanced, 3);
-        let svg = draw("", &schedule, &mask).unwrap();
+        let svg = draw("", &causal(Sequence::Balanced, 3)).unwrap();
         assert_eq!((boxes(&svg, "#0072B2"), boxes(&svg, "#F0AC3C")), (1 + 5, 1 + 1), "{svg}");
     }
 
     #[test]
     fn every_world_fits_and_an_empty_schedule_has_lanes() {
         for world in 1..=16 {
-            for strategy in Strategy::ALL {
-                let (schedule, mask) = causal(strategy, world);
-                let svg = draw("", &schedule, &mask).unwrap();
-                assert!(svg.contains(&format!("rank {}\n", world - 1)));
+            for strategy in Strategy::all_for(world) {
+                let plan = causal(strategy, world);
+                let svg = draw("", &plan).unwrap();
+                assert!(svg.contains(&lane_name(&plan, plan.schedule(Pass::Forward).world_size() - 1)));
             }
         }
-        let nothing = RowIntervals::new(vec![0; 8], vec![0; 8], 8).unwrap();
-        let mask = ShardedMask::new(Layout::contiguous(8, 2), &nothing);
-        let svg = draw("", &Schedule::balanced(&mask), &mask).unwrap();
+        let nothing = Mask::explicit(RowIntervals::new(vec![0; 8], vec![0; 8], 8).unwrap());
+        let svg = draw("", &plan(Sequence::Balanced, &nothing, 8, 2)).unwrap();
         assert!(svg.contains("2 ranks, 0 steps, idle share 0.0 %\n") && svg.contains("rank 1\n"), "{svg}");
     }
 

@@ -1,8 +1,9 @@
 //! What to train and how.
 
 use crate::llama::{ConfigError, LlamaConfig};
+use crate::method::Method;
 use burn::tensor::Device;
-use burn_distflash::Strategy;
+use burn_distflash::{Sequence, StrategyError};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -16,7 +17,7 @@ pub struct TrainConfig {
     /// Number of ranks, each a thread.
     pub ranks: usize,
     /// Who owns and computes what.
-    pub strategy: Strategy,
+    pub strategy: Method,
     /// Where the ranks compute.
     pub device: DeviceKind,
     /// Tokens of a sequence, over all ranks.
@@ -67,7 +68,7 @@ impl Default for TrainConfig {
         Self {
             data: None,
             ranks: 4,
-            strategy: Strategy::Balanced,
+            strategy: Sequence::Balanced.into(),
             device: DeviceKind::Flex,
             seq_len: 1024,
             batch_size: 2,
@@ -101,6 +102,9 @@ pub enum TrainConfigError {
         /// What it can be.
         expected: &'static str,
     },
+    /// A strategy whose groups do not divide the ranks.
+    #[error(transparent)]
+    Strategy(#[from] StrategyError),
     /// Sizes that make no model.
     #[error(transparent)]
     Model(#[from] ConfigError),
@@ -134,6 +138,7 @@ impl TrainConfig {
         if let Some((name, value, _, expected)) = numbers.into_iter().find(|number| !number.2) {
             return Err(TrainConfigError::Number { name, value: value.to_string(), expected });
         }
+        self.strategy.check(self.ranks)?;
         Ok(self.model.validate()?)
     }
 

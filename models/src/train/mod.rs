@@ -12,10 +12,12 @@ pub use step::{StepOutcome, Trainer};
 
 use crate::data::{Batches, DataError, Text};
 use crate::llama::{Llama, WeightsError};
+use crate::method::Method;
 use crate::plot::{PlotError, loss_curve, schedule_timeline};
 use burn::module::Module;
 use burn_distflash::comm::local::{self, RunError};
-use burn_distflash::{AttentionError, Context, Mask, MaskError};
+use burn_distflash::schedule::AttentionShape;
+use burn_distflash::{AttentionError, Context, Mask, Plan, PlanError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -42,9 +44,9 @@ pub enum TrainError {
     /// Failed: writing the model.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// Refused: the sequence.
+    /// Refused: the sequence or the strategy.
     #[error(transparent)]
-    Mask(#[from] MaskError),
+    Plan(#[from] PlanError),
 }
 
 impl TrainError {
@@ -52,7 +54,7 @@ impl TrainError {
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
-            Self::Config(_) | Self::Data(_) | Self::Mask(_) => true,
+            Self::Config(_) | Self::Data(_) | Self::Plan(_) => true,
             Self::Folder(error) => !matches!(error, RunFolderError::Io { .. }),
             Self::Ranks(_) | Self::Plot(_) | Self::Weights(_) => false,
         }
@@ -84,11 +86,15 @@ pub fn train(config: TrainConfig, runs: &Path, name: Option<&str>) -> Result<Sum
     let text = config.data.as_deref().map_or_else(|| Ok(Text::excerpt()), Text::read)?;
     let unigram_entropy = text.unigram_entropy();
     let batches = text.batches(config.seq_len, config.batch_size, config.model.vocab_size, config.seed)?;
-    let sharded = config.strategy.shard(&Mask::causal(), config.seq_len, config.ranks)?;
+    let plan =
+        Plan::new(config.strategy.strategy(), &Mask::causal(), config.seq_len, config.ranks, attention_shape(&config))?;
 
     let mut folder = RunFolder::create(runs, name, &config)?;
     let title = format!("{} over {} ranks, {} tokens", config.strategy, config.ranks, config.seq_len);
-    schedule_timeline(&folder.path().join("schedule.svg"), &title, &config.strategy.schedule(&sharded), &sharded)?;
+    // Megatron-LM's ranks each compute their heads over everything: there is no schedule to draw.
+    if config.strategy != Method::MegatronLm {
+        schedule_timeline(&folder.path().join("schedule.svg"), &title, &plan)?;
+    }
 
     let config = Arc::new(config);
     let start = Instant::now();
@@ -113,6 +119,17 @@ pub fn train(config: TrainConfig, runs: &Path, name: Option<&str>) -> Result<Sum
         tokens_per_second: (batches.num_tokens() * losses.len()) as f64 / elapsed.as_secs_f64(),
         elapsed,
     })
+}
+
+fn attention_shape(config: &TrainConfig) -> AttentionShape {
+    let model = &config.model;
+    AttentionShape {
+        batch: config.batch_size,
+        heads: model.num_attention_heads,
+        kv_heads: model.num_key_value_heads,
+        head_dim: model.head_dim,
+        element_bytes: size_of::<f32>(),
+    }
 }
 
 /// Records and shows the steps as they come, until the ranks end; `(step, loss)` of each.
@@ -178,7 +195,7 @@ pub fn train_from(
     let (world_size, time_limit) = (config.ranks, Duration::from_secs(config.time_limit));
     let models = local::run(world_size, time_limit, move |comm| {
         let device = config.device.device().autodiff();
-        let context = Context::new(comm, config.strategy, config.seq_len);
+        let context = Context::new(comm, config.strategy.strategy(), config.seq_len)?;
         // A fork, not a clone: clones share their leaves, and with them the autodiff graphs.
         let model = model.clone().fork(&device).train();
         let rank = context.rank();

@@ -4,6 +4,7 @@ use super::config::TrainConfig;
 use crate::data::Batches;
 use crate::llama::Llama;
 use crate::loss::summed_cross_entropy;
+use crate::method::Method;
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_distflash::{AttentionError, AttentionOptions, Context, sum_gradients};
@@ -46,7 +47,10 @@ impl Trainer {
     pub fn step(&mut self, step: usize, batches: &Batches) -> Result<StepOutcome, AttentionError> {
         let context = &self.context;
         let [tokens, labels] = batches.shard(step, context.layout(), context.rank(), &self.device);
-        let logits = self.model.forward(tokens, &self.options, context)?;
+        let logits = match self.config.strategy {
+            Method::Context(_) => self.model.forward(tokens, &self.options, context)?,
+            Method::MegatronLm => self.model.forward_megatron(tokens, &self.options, context)?,
+        };
         // Divided by the count of all ranks, so that summing gradients over them gives the mean's.
         let loss = summed_cross_entropy(logits, labels).div_scalar(batches.num_tokens() as f64);
         let grads = context.backward(&loss)?;

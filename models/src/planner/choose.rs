@@ -1,0 +1,64 @@
+//! `auto`: the fastest strategy, and why.
+
+use super::cluster::Cluster;
+use super::report::{human_bytes, human_seconds};
+use super::step::{Estimate, candidates};
+use super::workload::Workload;
+use crate::method::Method;
+use burn_distflash::{PlanError, Strategy};
+
+/// The fastest of all candidates.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// Which.
+    pub strategy: Strategy,
+    /// Why, in a sentence.
+    pub reason: String,
+    /// All candidates, fastest first.
+    pub ranking: Vec<Estimate>,
+}
+
+/// The strategy whose step is shortest on `cluster`; among those within half a percent, the one that sends least.
+///
+/// # Errors
+/// If the mask does not fit the length.
+///
+/// # Panics
+/// Never: contiguous shards fit every cluster.
+pub fn choose(workload: &Workload, cluster: &Cluster) -> Result<Choice, PlanError> {
+    let methods: Vec<Method> = candidates(cluster).into_iter().map(Method::Context).collect();
+    let mut ranking = Vec::new();
+    for method in methods {
+        ranking.push(workload.estimate(method, cluster)?);
+    }
+    ranking.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    let limit = 1.005 * ranking[0].seconds;
+    let close = ranking.iter().take_while(|estimate| estimate.seconds <= limit);
+    let best = close.min_by(|a, b| a.bytes_sent.total_cmp(&b.bytes_sent)).expect("at least the fastest").clone();
+    let Method::Context(strategy) = best.method else { unreachable!("only strategies were asked for") };
+    let (next, _) = ranking
+        .iter()
+        .filter(|estimate| estimate.method != best.method)
+        .map(|estimate| (estimate, estimate.seconds))
+        .min_by(|a, b| a.1.total_cmp(&b.1))
+        .unwrap_or((&best, best.seconds));
+    let compared = if next.method == best.method {
+        String::new()
+    } else {
+        format!(
+            "; {} takes {}, idles {:.1} % and sends {}",
+            next.method,
+            human_seconds(next.seconds),
+            100. * next.idle_share,
+            human_bytes(next.bytes_sent),
+        )
+    };
+    let reason = format!(
+        "{strategy}: {} a step, {:.1} % of attention's time idle, {} sent a rank, {} of it exposed{compared}",
+        human_seconds(best.seconds),
+        100. * best.idle_share,
+        human_bytes(best.bytes_sent),
+        human_seconds(best.exposed_seconds),
+    );
+    Ok(Choice { strategy, reason, ranking })
+}
