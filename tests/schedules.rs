@@ -2,8 +2,8 @@
 //! simulated is what travels.
 
 use burn::tensor::{DType, Device};
-use burn_distflash::schedule::{AttentionShape, Pass, Schedule, Simulation};
-use burn_distflash::{Mask, Plan, Sequence, Strategy};
+use burn_distflash::schedule::{AttentionShape, Pass, Schedule, ShardedMask, Simulation};
+use burn_distflash::{Layout, Mask, Plan, RowIntervals, Sequence, Strategy};
 use distflash_kernels::reference::Dims;
 use distflash_tests::{Done, Masks, Problem, sharded_and_done};
 use proptest::prelude::*;
@@ -118,19 +118,7 @@ fn simulated_bytes_and_work_are_what_ranks_really_send_and_compute() {
         for mask in [Masks::Causal, Masks::Full, Masks::WindowedDocuments, Masks::Prefix] {
             for strategy in Strategy::all_for(world_size) {
                 let dims = Dims { batch: 2, heads: 6, kv_heads: 2, num_rows: len, num_keys: len, head_dim: 8 };
-                let problem = Problem::draw(dims, mask.build(len), DType::BF16);
-                let (_, done) = sharded_and_done(&problem, strategy, world_size, &Device::flex());
-                let shape = AttentionShape { batch: 2, heads: 6, kv_heads: 2, head_dim: 8, element_bytes: 2 };
-                let plan = Plan::new(strategy, &mask.build(len), len, world_size, shape).unwrap();
-                let simulated = [Pass::Forward, Pass::Backward].map(|pass| plan.simulate(pass));
-                for (rank, done) in done.into_iter().enumerate() {
-                    let [bytes, pairs] = [Simulation::bytes_sent, Simulation::rank_work]
-                        .map(|of| [of(&simulated[0], rank), of(&simulated[1], rank)]);
-                    // Whole rows are Burn's own products: no kernel of ours is called.
-                    let pairs = if strategy == Strategy::RingSelfAttention { [0; 2] } else { pairs };
-                    let expected = Done { bytes, pairs };
-                    assert_eq!(done, expected, "{strategy} {mask:?}, {len} tokens, rank {rank} of {world_size}");
-                }
+                assert_simulated(strategy, mask, dims, world_size);
             }
         }
     }
@@ -166,6 +154,37 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
+    fn random_layouts_are_computed_exactly_once(
+        owners in prop::collection::vec(0usize..6, 1..40),
+        run_len in 1usize..5,
+        lo in prop::collection::vec(0u32..200, 1..200),
+    ) {
+        let len = owners.len() * run_len;
+        let mut runs = vec![Vec::new(); 6];
+        for (i, &owner) in owners.iter().enumerate() {
+            runs[owner].push(i * run_len..(i + 1) * run_len);
+        }
+        let mut bounds: Vec<u32> = lo.iter().cycle().take(2 * len).map(|&x| x.min(len as u32)).collect();
+        bounds[..len].sort_unstable();
+        bounds[len..].sort_unstable();
+        // Both never decrease, and no row ends before it starts.
+        let hi = bounds[len..].iter().zip(&bounds).map(|(&hi, &lo)| hi.max(lo)).collect();
+        let rows = RowIntervals::new(bounds[..len].to_vec(), hi, len).unwrap();
+        let sharded = ShardedMask::new(Layout::from_rank_runs(len, runs), &rows);
+        for schedule in [
+            Schedule::ring(&sharded),
+            Schedule::balanced(&sharded),
+            Schedule::all_gather(&sharded),
+            Schedule::leveled(&sharded),
+            Schedule::double_ring(&sharded, 2),
+            Schedule::double_ring(&sharded, 3),
+        ] {
+            prop_assert_eq!(schedule.check(&sharded), Ok(()));
+            prop_assert_eq!(schedule.transposed().check(&sharded), Ok(()));
+        }
+    }
+
+    #[test]
     fn random_packings_are_computed_exactly_once(
         lens in prop::collection::vec(0usize..40, 1..8),
         causal: bool,
@@ -185,6 +204,7 @@ proptest! {
             let sharded = strategy.shard(&mask, len, world_size).unwrap();
             let schedule = strategy.schedule(&sharded);
             prop_assert_eq!(schedule.check(&sharded), Ok(()));
+            prop_assert_eq!(schedule.transposed().check(&sharded), Ok(()));
             // Whoever computes a pair owns one side of it and is sent the other.
             for (step, rank, pair) in schedule.iter() {
                 for chunk in [&pair.query, &pair.key_value] {
@@ -193,5 +213,40 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn what_random_groups_send_and_compute_is_simulated(
+        len in 1usize..80,
+        world_size in 1usize..9,
+        (kv_heads, group) in (1usize..4, 1usize..4),
+        mask in 0usize..10,
+        strategy in 0usize..40,
+    ) {
+        let strategies = Strategy::all_for(world_size);
+        let strategy = strategies[strategy % strategies.len()];
+        let dims = Dims { batch: 1, heads: kv_heads * group, kv_heads, num_rows: len, num_keys: len, head_dim: 4 };
+        assert_simulated(strategy, Masks::ALL[mask], dims, world_size);
+    }
+}
+
+fn assert_simulated(strategy: Strategy, mask: Masks, dims: Dims, world_size: usize) {
+    let Dims { batch, heads, kv_heads, num_rows: len, head_dim, .. } = dims;
+    let problem = Problem::draw(dims, mask.build(len), DType::BF16);
+    let (_, done) = sharded_and_done(&problem, strategy, world_size, &Device::flex());
+    let shape = AttentionShape { batch, heads, kv_heads, head_dim, element_bytes: 2 };
+    let plan = Plan::new(strategy, &mask.build(len), len, world_size, shape).unwrap();
+    let simulated = [Pass::Forward, Pass::Backward].map(|pass| plan.simulate(pass));
+    for (rank, done) in done.into_iter().enumerate() {
+        let [bytes, pairs] = [Simulation::bytes_sent, Simulation::rank_work]
+            .map(|of| [of(&simulated[0], rank), of(&simulated[1], rank)]);
+        // Whole rows are Burn's own products: no kernel of ours is called.
+        let pairs = if strategy == Strategy::RingSelfAttention { [0; 2] } else { pairs };
+        let case = format!("{strategy} {mask:?}, {len} tokens, {heads}/{kv_heads} heads, rank {rank} of {world_size}");
+        assert_eq!(done, Done { bytes, pairs }, "{case}");
     }
 }

@@ -191,8 +191,15 @@ fn a_plan_names_the_fastest_strategy_and_writes_a_page() {
     }
     let page = fs::read_to_string(folder.path().join("plan.html")).unwrap();
     assert!(page.matches("<svg").count() == 4 && page.contains("rank 3") && page.ends_with("</html>\n"));
+    fs::write(folder.path().join("fast.toml"), "attention_forward = [[1024, 5000]]").unwrap();
+    fs::write(folder.path().join("typo.toml"), "attention_foward = [[1024, 5000]]").unwrap();
+    let seconds = |args: &[&str]| {
+        text(&plan(args).stdout).split(" a step").next().unwrap().rsplit(' ').nth(1).unwrap().parse::<f64>().unwrap()
+    };
+    assert!(seconds(&["--rates", "fast.toml"]) < seconds(&[]));
     for (args, says) in [
-        (&["--model", "gpt-2"][..], "unknown model `gpt-2`; expected tiny"),
+        (&["--rates", "typo.toml"][..], "typo.toml: unknown field `attention_foward`"),
+        (&["--model", "gpt-2"], "unknown model `gpt-2`; expected tiny"),
         (&["--cluster", "dgx"], "unknown cluster `dgx`; expected a TOML file or one of cpu, 8xh100"),
         (&["--mask", "diagonal"], "expected causal, full, window:<keys>"),
         (&["--seq-len", "0"], "not between 1 and"),

@@ -81,6 +81,12 @@ pub fn strategies(world_size: usize) -> Vec<Strategy> {
     all.into_iter().filter(|strategy| !is_software || is_tried(strategy)).collect()
 }
 
+/// `all` of them, or `few` where software stands in for the device under test.
+#[must_use]
+pub fn worlds(all: &'static [usize], few: &'static [usize]) -> &'static [usize] {
+    if matches!(name().as_str(), "wgpu" | "cpu") { few } else { all }
+}
+
 /// Whether shaders run on Mesa's software Vulkan, or may: it ends their loops after 65,535 iterations in all,
 /// about 24,000 keys.
 #[must_use]

@@ -9,7 +9,7 @@ mod problem;
 mod run;
 
 pub use bound::{Results, Truth, assert_within_bound};
-pub use device::{device, kernel, kernel_for, may_cut_loops, strategies, takes};
+pub use device::{device, kernel, kernel_for, may_cut_loops, strategies, takes, worlds};
 pub use draw::Draw;
 pub use naive::naive;
 pub use problem::{Masks, Problem};

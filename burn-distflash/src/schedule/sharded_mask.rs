@@ -81,7 +81,7 @@ impl ShardedMask {
         })
     }
 
-    /// As [`pair`](Self::pair), cut wherever at least [`MIN_GAP`] keys in a row are seen by none of the
+    /// As [`pair`](Self::pair), cut wherever at least 256 keys in a row are seen by none of the
     /// queries: packed documents of one shard that have nothing in the other are neither sent nor
     /// visited.
     #[must_use]

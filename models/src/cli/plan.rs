@@ -31,6 +31,9 @@ pub struct PlanCommand {
     /// Devices, in nodes like the cluster's [default: as many as the cluster has].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     gpus: Option<u32>,
+    /// Measured rates that replace the cluster's: a TOML file with fields of its [device].
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    rates: Option<PathBuf>,
     /// Tokens of the sequence, over all devices; K and M are powers of 1024.
     #[arg(long, value_name = "TOKENS", default_value = "128K", value_parser = len)]
     seq_len: usize,
@@ -66,6 +69,9 @@ impl PlanCommand {
         }
         let model = LlamaConfig::preset(&self.model).map_err(|error| refused(&error))?;
         let mut cluster = Cluster::load(&self.cluster).map_err(|error| refused(&error))?;
+        if let Some(rates) = &self.rates {
+            cluster = cluster.with_rates(rates).map_err(|error| refused(&error))?;
+        }
         if let Some(gpus) = self.gpus {
             cluster = cluster.with_devices(gpus as usize);
         }

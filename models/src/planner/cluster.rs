@@ -182,6 +182,24 @@ impl Cluster {
         Ok(())
     }
 
+    /// This cluster with rates that were measured: a TOML file with any of the fields of `[device]`, such as
+    /// `attention_forward = [[1024, 180], [4096, 432]]`.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or does not name such fields.
+    pub fn with_rates(self, path: &Path) -> Result<Self, ClusterError> {
+        let name = path.display().to_string();
+        let text = fs::read_to_string(path).map_err(|source| ClusterError::Read { path: name.clone(), source })?;
+        let invalid = |reason: String| ClusterError::Invalid { name: name.clone(), reason };
+        let one_line = |error: toml::de::Error| invalid(error.message().replace('\n', " "));
+        let measured: toml::Table = text.parse().map_err(one_line)?;
+        let mut device = toml::Table::try_from(&self.device).expect("a device is a table");
+        device.extend(measured);
+        let cluster = Self { device: DeviceSpec::deserialize(device).map_err(one_line)?, ..self };
+        cluster.validate().map_err(invalid)?;
+        Ok(cluster)
+    }
+
     /// This cluster with another number of devices, in nodes of the same size.
     #[must_use]
     pub fn with_devices(mut self, num_devices: usize) -> Self {

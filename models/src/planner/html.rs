@@ -3,7 +3,7 @@
 
 use super::cluster::Cluster;
 use super::events::{Activity, Timeline};
-use super::report::{human_bytes, human_len, human_seconds};
+use super::report::{COLUMNS, cells, human_bytes, human_len, human_seconds};
 use super::step::Estimate;
 use super::workload::Workload;
 use crate::method::Method;
@@ -87,10 +87,9 @@ impl Page<'_> {
     }
 
     fn table(&self) -> String {
-        let mut html = String::from(
-            "<div class=\"scroll\"><table>\n<thead><tr><th>strategy</th><th>step</th><th>tokens/s</th><th>MFU</th><th>attention</th>\
-             <th>idle</th><th>exposed</th><th>sent a rank</th><th>to other nodes</th><th>memory</th><th>longest</th></tr></thead>\n<tbody>\n",
-        );
+        let head = COLUMNS.map(|name| format!("<th>{name}</th>")).concat();
+        let mut html =
+            format!("<div class=\"scroll\"><table>\n<thead><tr><th>strategy</th>{head}</tr></thead>\n<tbody>\n",);
         for (row, longest) in self.rows {
             let class = if row.method == self.chosen.method {
                 " class=\"chosen\""
@@ -99,20 +98,7 @@ impl Page<'_> {
             } else {
                 " class=\"unfit\""
             };
-            let memory = human_bytes(row.memory) + if row.fits { "" } else { " (too much)" };
-            let cells = [
-                human_seconds(row.seconds),
-                format!("{:.0}", row.tokens / row.seconds),
-                format!("{:.1} %", 100. * row.mfu),
-                human_seconds(row.attention_seconds),
-                format!("{:.1} %", 100. * row.idle_share),
-                human_seconds(row.exposed_seconds),
-                human_bytes(row.bytes_sent),
-                human_bytes(row.bytes_to_other_nodes),
-                memory,
-                human_len(*longest),
-            ];
-            let cells = cells.map(|cell| format!("<td>{cell}</td>")).concat();
+            let cells = cells(row, *longest).map(|cell| format!("<td>{cell}</td>")).concat();
             let _ = writeln!(html, "<tr{class}><th>{}</th>{cells}</tr>", escape(&row.method.to_string()));
         }
         html + "</tbody></table></div>\n"

@@ -28,51 +28,43 @@ pub fn human_len(len: usize) -> String {
     unit.map_or_else(|| len.to_string(), |(unit, name)| format!("{}{name}", len / unit))
 }
 
+/// What a row says of an estimate, without its name.
+pub(super) const COLUMNS: [&str; 10] =
+    ["step", "tokens/s", "MFU", "attention", "idle", "exposed", "sent a rank", "to other nodes", "memory", "longest"];
+
+/// One row: an estimate, and the longest sequence that fits.
+pub(super) fn cells(estimate: &Estimate, longest: usize) -> [String; 10] {
+    [
+        human_seconds(estimate.seconds),
+        format!("{:.0}", estimate.tokens / estimate.seconds),
+        format!("{:.1} %", 100. * estimate.mfu),
+        human_seconds(estimate.attention_seconds),
+        format!("{:.1} %", 100. * estimate.idle_share),
+        human_seconds(estimate.exposed_seconds),
+        human_bytes(estimate.bytes_sent),
+        human_bytes(estimate.bytes_to_other_nodes),
+        human_bytes(estimate.memory) + if estimate.fits { "" } else { " (too much)" },
+        human_len(longest),
+    ]
+}
+
 /// One row per estimate, with the longest sequence that fits: `(estimate, longest)`.
 #[must_use]
 pub fn table(rows: &[(Estimate, usize)]) -> String {
-    let header = [
-        "strategy",
-        "step",
-        "tokens/s",
-        "MFU",
-        "attention",
-        "idle",
-        "exposed",
-        "sent a rank",
-        "other nodes",
-        "memory",
-        "fits",
-        "longest",
-    ];
-    let seq = |(estimate, longest): &(Estimate, usize), tokens: f64| {
-        [
-            estimate.method.to_string(),
-            human_seconds(estimate.seconds),
-            format!("{:.0}", tokens / estimate.seconds),
-            format!("{:.1} %", 100. * estimate.mfu),
-            human_seconds(estimate.attention_seconds),
-            format!("{:.1} %", 100. * estimate.idle_share),
-            human_seconds(estimate.exposed_seconds),
-            human_bytes(estimate.bytes_sent),
-            human_bytes(estimate.bytes_to_other_nodes),
-            human_bytes(estimate.memory),
-            if estimate.fits { "yes" } else { "no" }.to_string(),
-            human_len(*longest),
-        ]
-    };
-    let rows: Vec<[String; 12]> = rows.iter().map(|row| seq(row, row.0.tokens)).collect();
-    let header = header.map(str::to_string);
-    let width = |i: usize| rows.iter().chain([&header]).map(|row| row[i].chars().count()).max().unwrap_or(0);
-    let line = |row: &[String; 12]| {
+    let named = |name: String, cells: [String; 10]| std::iter::once(name).chain(cells).collect::<Vec<_>>();
+    let of_row =
+        |(estimate, longest): &(Estimate, usize)| named(estimate.method.to_string(), cells(estimate, *longest));
+    let mut rows: Vec<Vec<String>> = rows.iter().map(of_row).collect();
+    rows.insert(0, named("strategy".to_string(), COLUMNS.map(str::to_string)));
+    let widths: Vec<usize> =
+        (0..rows[0].len()).map(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0)).collect();
+    let line = |row: &Vec<String>| {
         let cell = |(i, text): (usize, &String)| {
-            if i == 0 { format!("{text:<0$}", width(i)) } else { format!("{text:>0$}", width(i)) }
+            if i == 0 { format!("{text:<0$}", widths[i]) } else { format!("{text:>0$}", widths[i]) }
         };
-        row.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ").trim_end().to_string()
+        row.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ").trim_end().to_string() + "\n"
     };
-    let mut lines = vec![line(&header)];
-    lines.extend(rows.iter().map(line));
-    lines.join("\n") + "\n"
+    rows.iter().map(line).collect()
 }
 
 #[cfg(test)]
