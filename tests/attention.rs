@@ -27,7 +27,7 @@ fn every_mask_and_dtype_is_exact(
 
 #[rstest]
 fn every_grouping_of_heads_is_exact(
-    #[values((1, 1), (9, 3), (28, 7), (33, 33), (8, 1))] (heads, kv_heads): (usize, usize),
+    #[values((1, 1), (9, 3), (28, 7), (32, 8), (33, 33), (8, 1))] (heads, kv_heads): (usize, usize),
 ) {
     check(&Problem::draw(dims(heads, kv_heads, 67, 67, 8), Mask::causal(), DType::F32));
 }

@@ -34,7 +34,7 @@ pub struct HeadShare {
 impl HeadShare {
     /// `heads` query heads over `num_ranks` ranks in shares that differ by at most one head. A group that
     /// two ranks share costs its key/value head twice; no other is replicated. With more ranks than
-    /// heads, some get none.
+    /// heads, some get none; a [`Plan`](crate::Plan) adds heads of zeros instead.
     ///
     /// # Panics
     /// Unless `kv_heads` divides `heads` and there is a rank.

@@ -95,7 +95,13 @@ impl Plan {
         };
         let transposed = forward.transposed();
         let sent = |schedule: &Schedule| schedule.bytes_sent(&shape, Pass::Backward).iter().sum::<u64>();
-        let backward = if sent(&transposed) < sent(&forward) { transposed } else { forward.clone() };
+        let uneven = |schedule: &Schedule| {
+            let simulation = schedule.simulate(&sharded, &shape, Pass::Backward);
+            simulation.imbalance() + simulation.idle_share()
+        };
+        // Where work was dealt or levelled by who computes it, the other side may have more.
+        let is_better = sent(&transposed) < sent(&forward) && uneven(&transposed) <= uneven(&forward) + 0.005;
+        let backward = if is_better { transposed } else { forward.clone() };
         let shares = HeadShare::cut(shape.heads, shape.kv_heads, head_ranks);
         Self { strategy, layout, shape, shares, sharded, forward, backward }
     }

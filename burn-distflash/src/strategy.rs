@@ -30,7 +30,7 @@ pub enum Sequence {
     Adaptive,
     /// As zigzag, in a ring of rings for nodes of so many ranks: see [`Schedule::double_ring`].
     DoubleRing {
-        /// Ranks `0..n`, `n..2n`, … sit on one node.
+        /// Ranks `0..n`, `n..2n`, … sit on one node; in a hybrid, so many groups of ranks do.
         ranks_per_node: usize,
     },
 }
@@ -187,7 +187,7 @@ impl Strategy {
         }
         match sequence {
             Sequence::DoubleRing { ranks_per_node } if !divides(ranks_per_node, world_size / head_ranks) => {
-                refuse(ranks_per_node * head_ranks)
+                refuse(ranks_per_node.saturating_mul(head_ranks))
             }
             _ => Ok(()),
         }

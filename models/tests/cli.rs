@@ -186,7 +186,9 @@ fn a_plan_names_the_fastest_strategy_and_writes_a_page() {
     ]);
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    for word in ["llama3-8b, 64K tokens, 4 devices", "auto chooses ", "\nzigzag ", "\nmegatron-lm ", "longest"] {
+    for word in
+        ["llama3-8b, 64K tokens, 4 like those of 8 x H200", "auto chooses ", "\nzigzag ", "\nmegatron-lm ", "longest"]
+    {
         assert!(said.contains(word), "{word}: {said}");
     }
     let page = fs::read_to_string(folder.path().join("plan.html")).unwrap();

@@ -8,6 +8,9 @@ impl Schedule {
     /// Every rank computes its own queries; at step `t` it attends to the keys of the rank `t` before
     /// it, counted around the ring (Liu et al., *Ring Attention*, arXiv 2310.01889).
     ///
+    /// Keys come from their owners, not from the neighbour that had them before: within a node that is the same, across
+    /// nodes [`double_ring`](Self::double_ring) sends less.
+    ///
     /// On a contiguous layout and a causal mask half of all slots are idle; on zigzag and striped
     /// layouts none are. Pairs of which the mask leaves nothing are not in the schedule.
     #[must_use]
@@ -28,9 +31,10 @@ impl Schedule {
     }
 
     /// A ring of rings, for nodes whose ranks are joined by a faster link than the nodes are. While a node's
-    /// ranks pass keys around, the next node's are on their way; each key crosses to another node once, to
-    /// the rank with the same place there, and is handed on from it (LoongTrain, arXiv 2406.18485).
-    /// Gradients of what came from another node are added up within the node before they go back.
+    /// ranks pass keys around, the next node's are on their way; under causal and full masks each key crosses to
+    /// another node once, to the rank with the same place there, and is handed on from it (LoongTrain, arXiv
+    /// 2406.18485). Gradients of what came from another node are added up within the node before they go back. Where a
+    /// mask leaves a rank of the node nothing to do with a key, the next asks its owner again.
     ///
     /// # Panics
     /// Unless `ranks_per_node` divides the world.

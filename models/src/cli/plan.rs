@@ -40,7 +40,7 @@ pub struct PlanCommand {
     /// causal, full, window:<keys>, or documents:<tokens each>.
     #[arg(long, default_value = "causal", value_parser = mask)]
     mask: MaskKind,
-    /// The strategy to show; auto is the fastest.
+    /// The strategy to show; auto is the fastest that fits, or what sends least of those within half a percent of it.
     #[arg(long, default_value = "auto")]
     strategy: String,
     /// What of the forward pass is kept for backward.
@@ -91,14 +91,13 @@ impl PlanCommand {
             Method::MegatronLm,
         ];
         rows.extend(workload.compare(&baselines, &cluster));
-        let (strategy, reason) = match self.strategy.as_str() {
-            "auto" => (choice.strategy, format!("auto chooses {}", choice.reason)),
+        let (method, reason) = match self.strategy.as_str() {
+            "auto" => (choice.strategy.into(), format!("auto chooses {}", choice.reason)),
             named => {
-                let strategy: Strategy = named.parse().map_err(|error| refused(&error))?;
-                (strategy, format!("{strategy}, as asked for; auto would choose {}", choice.reason))
+                let method: Method = named.parse().map_err(|error| refused(&error))?;
+                (method, format!("{method}, as asked for; auto would choose {}", choice.reason))
             }
         };
-        let method = Method::Context(strategy);
         let chosen = workload.estimate(method, &cluster).map_err(|error| refused(&error))?;
         if !rows.iter().any(|row| row.method == method) {
             rows.push(chosen.clone());
@@ -112,7 +111,7 @@ impl PlanCommand {
         let table = planner::table(&rows);
         let devices = cluster.num_devices;
         let mut text = format!(
-            "{}, {} tokens, {devices} devices of {}\n{reason}\n\n{table}",
+            "{}, {} tokens, {devices} like those of {}\n{reason}\n\n{table}",
             self.model,
             planner::human_len(self.seq_len),
             cluster.name,

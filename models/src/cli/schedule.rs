@@ -1,7 +1,7 @@
 //! `distflash schedule`.
 
 use super::Failure;
-use crate::planner::MaskKind;
+use crate::planner::{MaskKind, human_bytes};
 use burn_distflash::schedule::{AttentionShape, Pair, Pass};
 use burn_distflash::{Plan, Strategy};
 use clap::{Args, ValueEnum};
@@ -30,13 +30,13 @@ pub struct ScheduleCommand {
     #[arg(long, default_value = "causal", value_parser = mask)]
     mask: MaskKind,
     /// Query heads, for the bytes.
-    #[arg(long, default_value = "32")]
+    #[arg(long, default_value = "32", value_parser = count)]
     heads: usize,
     /// Key/value heads.
-    #[arg(long, default_value = "8")]
+    #[arg(long, default_value = "8", value_parser = count)]
     kv_heads: usize,
     /// Elements of one head's vector.
-    #[arg(long, default_value = "128")]
+    #[arg(long, default_value = "128", value_parser = count)]
     head_dim: usize,
     /// Of the forward or the backward pass.
     #[arg(long, value_enum, default_value = "forward")]
@@ -51,6 +51,15 @@ enum PassName {
     Forward,
     Backward,
 }
+
+/// From 1 to 65536.
+fn count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| (1..=1 << 16).contains(count));
+    count.ok_or_else(|| format!("`{text}` is not between 1 and 65536"))
+}
+
+/// Tokens up to which a schedule is printed: it is counted token by token.
+const MOST_TOKENS: usize = 16 << 20;
 
 /// `256K` as 262144.
 pub(super) fn len(text: &str) -> Result<usize, String> {
@@ -79,7 +88,10 @@ impl ScheduleCommand {
     pub(super) fn run(self) -> Result<String, Failure> {
         let refused = |error: &dyn ToString| Failure::Refused(error.to_string());
         let Self { heads, kv_heads, head_dim, .. } = self;
-        if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        if self.seq_len > MOST_TOKENS {
+            return Err(Failure::Refused(format!("{} tokens; a schedule is printed for at most 16M", self.seq_len)));
+        }
+        if !heads.is_multiple_of(kv_heads) {
             return Err(Failure::Refused(format!(
                 "{heads} query heads do not divide evenly over {kv_heads} key/value heads"
             )));
@@ -100,11 +112,11 @@ impl ScheduleCommand {
         let cost = plan.simulate(pass);
         let sent: u64 = (0..self.ranks as usize).map(|rank| cost.bytes_sent(rank)).sum();
         Ok(format!(
-            "{}idle share {:.1} %, slowest rank {:.1} % above the mean, {} KiB sent a rank in the mean\n",
+            "{}idle share {:.1} %, slowest rank {:.1} % above the mean, {} sent a rank in the mean\n",
             plan.schedule(pass),
             100. * cost.idle_share(),
             100. * cost.imbalance(),
-            sent / u64::from(self.ranks) / 1024,
+            human_bytes(sent as f64 / f64::from(self.ranks)),
         ))
     }
 }

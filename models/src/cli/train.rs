@@ -47,7 +47,8 @@ struct TrainFlags {
     #[arg(long)]
     ranks: Option<usize>,
     /// Who owns and computes what; all give the same result: ring, balanced, zigzag, striped, all-gather,
-    /// adaptive, double-ring:<ranks per node>, ulysses, hybrid:<ranks that share heads>:<one of the first>, megatron-lm; or auto,
+    /// adaptive, double-ring:<ranks per node>, ulysses, hybrid:<ranks that share heads>:<one of the first>, or the baselines megatron-lm, padded-ulysses and
+    /// ring-self-attention; or auto,
     /// the fastest by the model of `distflash plan` [default: balanced].
     #[arg(long)]
     #[serde(skip_serializing_if = "StrategyFlag::leaves_it")]

@@ -14,26 +14,25 @@ pub struct Choice {
     pub strategy: Strategy,
     /// Why, in a sentence.
     pub reason: String,
-    /// All candidates, fastest first.
+    /// All candidates, those that fit first, then by time.
     pub ranking: Vec<Estimate>,
 }
 
-/// The strategy whose step is shortest on `cluster`; among those within half a percent, the one that sends least.
+/// The strategy that sends least of those within half a percent of the shortest step on `cluster`, among what fits if
+/// anything does.
 ///
 /// # Errors
 /// If the mask does not fit the length.
-///
-/// # Panics
-/// Never: contiguous shards fit every cluster.
 pub fn choose(workload: &Workload, cluster: &Cluster) -> Result<Choice, PlanError> {
     let methods: Vec<Method> = candidates(cluster).into_iter().map(Method::Context).collect();
     let mut ranking = Vec::new();
     for method in methods {
         ranking.push(workload.estimate(method, cluster)?);
     }
-    ranking.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    // What fits comes first.
+    ranking.sort_by(|a, b| b.fits.cmp(&a.fits).then(a.seconds.total_cmp(&b.seconds)));
     let limit = 1.005 * ranking[0].seconds;
-    let close = ranking.iter().take_while(|estimate| estimate.seconds <= limit);
+    let close = ranking.iter().filter(|estimate| estimate.fits == ranking[0].fits && estimate.seconds <= limit);
     let best = close.min_by(|a, b| a.bytes_sent.total_cmp(&b.bytes_sent)).expect("at least the fastest").clone();
     let Method::Context(strategy) = best.method else { unreachable!("only strategies were asked for") };
     let (next, _) = ranking
@@ -49,14 +48,14 @@ pub fn choose(workload: &Workload, cluster: &Cluster) -> Result<Choice, PlanErro
             "; {} takes {}, idles {:.1} % and sends {}",
             next.method,
             human_seconds(next.seconds),
-            100. * next.idle_share,
+            100. * next.idle_share.unwrap_or(0.),
             human_bytes(next.bytes_sent),
         )
     };
     let reason = format!(
         "{strategy}: {} a step, {:.1} % of attention's time idle, {} sent a rank, {} of it exposed{compared}",
         human_seconds(best.seconds),
-        100. * best.idle_share,
+        100. * best.idle_share.unwrap_or(0.),
         human_bytes(best.bytes_sent),
         human_seconds(best.exposed_seconds),
     );

@@ -1,7 +1,7 @@
 //! What a plan does over time on a cluster: a simulation of every kernel and every transfer.
 
 use super::cluster::{Cluster, Link};
-use burn_distflash::schedule::{Pair, Pass, Schedule, Transfer};
+use burn_distflash::schedule::{Chunk, Pair, Pass, Schedule, Transfer};
 use burn_distflash::{HeadShare, Plan, Rank};
 
 /// What a rank does in one stretch of time.
@@ -87,6 +87,9 @@ impl Timeline {
     }
 }
 
+/// Keys of a kernel's tile.
+const TILE: f64 = 128.;
+
 /// A plan for `len` tokens stands for one of `len · factor`: schedules look alike at every length, and long ones
 /// take long to count.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -122,10 +125,12 @@ impl<'a> Links<'a> {
         } else {
             (self.cluster.network, &mut self.nodes, [node(from), node(to)])
         };
-        let start = ready.max(places[a][0]).max(places[b][1]);
-        let busy = start + bytes / (link.gb_s * 1e9);
-        (places[a][0], places[b][1]) = (busy, busy);
-        (start, busy + link.latency_us * 1e-6)
+        // Each end serves its own transfers in order and waits for no other: switches buffer and share, and a transfer
+        // that waits for its receiver does not hold up its sender.
+        let seconds = bytes / (link.gb_s * 1e9);
+        let [start, at_b] = [places[a][0], places[b][1]].map(|free| ready.max(free));
+        (places[a][0], places[b][1]) = (start + seconds, at_b + seconds);
+        (start, start.max(at_b) + seconds + link.latency_us * 1e-6)
     }
 
     /// When an all-to-all among `group` that all enter at `ready` ends, where each sends `bytes` to each other.
@@ -177,6 +182,19 @@ impl Simulator<'_> {
         &self.plan.shares()[rank % self.plan.head_ranks()]
     }
 
+    /// As [`Schedule::label`], with rows of the sequence that the plan stands for.
+    fn label(&self, pair: &Pair) -> String {
+        let name = |prefix: &str, chunk: &Chunk| {
+            let Chunk { owner, rows } = chunk;
+            if *rows == (0..self.plan.sharded_mask().layout().shard_len(*owner)) {
+                return format!("{prefix}{owner}");
+            }
+            let [start, end] = [rows.start, rows.end].map(|row| (row as f64 * self.scale.factor).round());
+            format!("{prefix}{owner}[{start}..{end}]")
+        };
+        format!("{}·{}", name("q", &pair.query), name("kv", &pair.key_value))
+    }
+
     /// Seconds of one block's kernels, one call for each of the share's blocks of heads.
     fn pair_seconds(&self, rank: Rank, pair: &Pair) -> f64 {
         let share = self.share(rank);
@@ -188,10 +206,11 @@ impl Simulator<'_> {
         let factor = self.scale.factor;
         let shape = self.plan.shape();
         let area = self.plan.sharded_mask().pair_area(pair) as f64 * factor * factor;
-        let operations = cost * area * (shape.batch * share.heads().len() * shape.head_dim) as f64;
-        let rows = pair.query.rows.len() as f64 * factor;
-        // A call is as efficient as its tiles are many in a row: windows and documents leave few of them.
-        let len = (rows * pair.key_value.rows.len() as f64 * factor).sqrt().min(2. * area / rows.max(1.));
+        let [rows, keys] = [&pair.query, &pair.key_value].map(|chunk| chunk.rows.len() as f64 * factor);
+        // Kernels compute whole tiles: beside the unmasked pairs, about one tile's width more for every row.
+        let visited = (area + TILE * rows).min(rows * keys);
+        let operations = cost * visited * (shape.batch * share.heads().len() * shape.head_dim) as f64;
+        let len = (rows * keys).sqrt();
         share.blocks().len() as f64 * device.call_us * 1e-6 + operations / (rate.at(len) * 1e12)
     }
 
@@ -286,7 +305,7 @@ impl Simulator<'_> {
                 let mut at = ended[1][rank].max(arrived[rank]) + std::mem::take(&mut merging[rank]);
                 for pair in pairs {
                     let end = at + self.pair_seconds(rank, pair);
-                    let label = schedule.label(pair);
+                    let label = self.label(pair);
                     let activity = if pair.query.owner == group { Activity::Own(label) } else { Activity::Help(label) };
                     ranks[rank].push(Span { start: at, end, activity });
                     at = end;

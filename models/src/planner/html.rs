@@ -109,7 +109,8 @@ impl Page<'_> {
         let is_shown = |method: &Method| matches!(method, Method::Context(s) if *s != Strategy::PaddedUlysses);
         let mut methods: Vec<Method> = self.rows.iter().map(|row| row.0.method).filter(is_shown).take(5).collect();
         if !methods.contains(&self.chosen.method) {
-            methods[0] = self.chosen.method;
+            let last = methods.len() - 1;
+            methods[last] = self.chosen.method;
         }
         methods
     }
@@ -129,8 +130,11 @@ impl Page<'_> {
     }
 
     fn over_devices(&self) -> Result<String, PlotError> {
-        let counts: Vec<usize> =
-            (0..8).map(|i| 1 << i).filter(|&count| count <= 2 * self.cluster.num_devices.max(4)).collect();
+        let own = self.cluster.num_devices;
+        let mut counts: Vec<usize> = (0..11).map(|i| 1 << i).filter(|&count| count <= 2 * own.max(4)).collect();
+        counts.push(own);
+        counts.sort_unstable();
+        counts.dedup();
         let curve = |&method: &Method| {
             let at = |&count: &usize| {
                 let estimate = self.workload.estimate(method, &self.cluster.clone().with_devices(count)).ok()?;

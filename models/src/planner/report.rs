@@ -39,7 +39,7 @@ pub(super) fn cells(estimate: &Estimate, longest: usize) -> [String; 10] {
         format!("{:.0}", estimate.tokens / estimate.seconds),
         format!("{:.1} %", 100. * estimate.mfu),
         human_seconds(estimate.attention_seconds),
-        format!("{:.1} %", 100. * estimate.idle_share),
+        estimate.idle_share.map_or_else(|| "–".to_string(), |idle| format!("{:.1} %", 100. * idle)),
         human_seconds(estimate.exposed_seconds),
         human_bytes(estimate.bytes_sent),
         human_bytes(estimate.bytes_to_other_nodes),

@@ -22,8 +22,8 @@ pub struct Estimate {
     pub exposed_seconds: f64,
     /// Of parameters and gradients that travel while nothing is computed.
     pub fsdp_seconds: f64,
-    /// Share of attention's time in which a rank computes nothing.
-    pub idle_share: f64,
+    /// Share of attention's time in which a rank computes nothing; unknown for baselines that are not simulated.
+    pub idle_share: Option<f64>,
     /// Model FLOP/s over what the devices promise: `6 · parameters` per token and attention's unmasked pairs, nothing
     /// that is done twice.
     pub mfu: f64,
@@ -35,12 +35,15 @@ pub struct Estimate {
     pub memory: f64,
     /// Whether a device has as much.
     pub fits: bool,
-    /// Attention of one layer, forward and backward; none where it moves nothing.
+    /// Attention of one layer, forward and backward; none for baselines that are not simulated.
     pub timelines: Option<[Timeline; 2]>,
 }
 
 /// Tokens a rank has at least in a plan that stands for a longer one.
 const TOKENS_A_RANK: usize = 64;
+
+/// Tokens up to which a plan is made at its real length.
+const MOST_TOKENS: usize = 1 << 17;
 
 /// Bytes of an element in training: bf16.
 const ELEMENT: f64 = 2.;
@@ -81,7 +84,15 @@ impl Workload {
     pub fn plan(&self, strategy: Strategy, num_ranks: usize) -> Result<(Plan, Scale), PlanError> {
         let least = num_ranks * TOKENS_A_RANK;
         // Windows and documents keep at least 8 tokens.
-        let needed = self.mask.detail().map_or(least, |detail| least.max(8 * self.seq_len.div_ceil(detail)));
+        // Windows and documents are looked at token by token where that is quick, or keep at least 8 tokens.
+        let needed = match self.mask.detail() {
+            None if strategy.axes(num_ranks).1 != Sequence::Adaptive => least,
+            None => least.max(self.seq_len.min(MOST_TOKENS)),
+            Some(detail) => {
+                let visible = (8 * self.seq_len.div_ceil(detail)).min(4 * MOST_TOKENS);
+                least.max(visible).max(self.seq_len.min(MOST_TOKENS))
+            }
+        };
         let len = if needed < self.seq_len { needed } else { self.seq_len };
         let factor = self.seq_len as f64 / len.max(1) as f64;
         let scaled = |keys: usize| ((keys as f64 / factor).round() as usize).max(1);
@@ -104,18 +115,24 @@ impl Workload {
             forward: forward.seconds,
             backward: backward.seconds,
             exposed: [forward.exposed_seconds(), backward.exposed_seconds()],
-            extra_memory: self.buffers(cluster),
+            extra_memory: self.buffers(strategy, cluster),
             heads_share: 1.,
-            moved: 0.,
+            moved: [0.; 2],
             timelines: Some(timelines),
         })
     }
 
-    /// Keys, values and their f32 gradients, twice: what a step works on and what arrives for the next.
-    fn buffers(&self, cluster: &Cluster) -> f64 {
+    /// Keys, values and their f32 gradients, twice: what a step works on and what arrives for the next; all of them
+    /// where they are gathered. Ranks that share heads hold their operands and results once more.
+    fn buffers(&self, strategy: Strategy, cluster: &Cluster) -> f64 {
         let model = &self.model;
-        let vectors = 2. * (model.num_key_value_heads * model.head_dim) as f64;
-        2. * self.tokens_a_rank(cluster) * vectors * (ELEMENT + 4.)
+        let (head_ranks, sequence) = strategy.axes(cluster.num_devices);
+        let keys = 2. * (model.num_key_value_heads * model.head_dim) as f64;
+        let queries = (model.num_attention_heads * model.head_dim) as f64;
+        let tokens = self.tokens_a_rank(cluster);
+        let held = if sequence == Sequence::AllGather { self.seq_len as f64 / head_ranks as f64 } else { 2. * tokens };
+        let shared = if head_ranks > 1 { tokens * ELEMENT * (2. * queries + keys) } else { 0. };
+        held * keys * (ELEMENT + 4.) + shared
     }
 
     /// Seconds of one layer's products, forward, where each rank does `share` times an equal part.
@@ -143,7 +160,8 @@ impl Workload {
         let products = 4. * scores * self.model.head_dim as f64 / (cluster.device.matmul_tflops * 1e12);
         let passes = |count: f64| count * 4. * scores / (cluster.device.memory_gb_s * 1e9);
         let keys = 2. * (self.model.num_key_value_heads * self.model.head_dim) as f64 * ELEMENT * len;
-        let gather = keys / (self.slowest_link(cluster) * 1e9);
+        let ranks = cluster.num_devices as f64;
+        let gather = keys * (ranks - 1.) / ranks / (self.slowest_link(cluster) * 1e9);
         Layer {
             linear: self.linear_seconds(cluster, 1.),
             forward: products + passes(4.) + gather,
@@ -151,7 +169,7 @@ impl Workload {
             exposed: [gather, 2. * gather],
             extra_memory: 2. * 4. * scores,
             heads_share: 1.,
-            moved: 3. * keys * (cluster.num_devices - 1) as f64,
+            moved: [keys * (ranks - 1.); 2],
             timelines: None,
         }
     }
@@ -183,7 +201,7 @@ impl Workload {
             exposed: [4. * collective, 4. * collective],
             extra_memory: 2. * len * model.hidden_size as f64 * ELEMENT,
             heads_share: padded,
-            moved: 12. * stream * ranks as f64,
+            moved: [4. * stream * ranks as f64; 2],
             timelines: None,
         }
     }
@@ -214,7 +232,10 @@ impl Workload {
         let width = (model.num_attention_heads * model.head_dim) as f64;
         let model_operations = 6. * parameters * self.seq_len as f64 + 12. * pairs * width * layers;
         let memory = self.memory(method, cluster, checkpointing, &layer);
-        let counted = if cluster.num_nodes() > 1 { (0., layer.moved) } else { (layer.moved, 0.) };
+        // Around a ring over all devices, one of a node's sends to another node.
+        let moved = (1. + attention_again) * layer.moved[0] + layer.moved[1];
+        let crossing = if cluster.num_nodes() > 1 { moved / cluster.devices_per_node as f64 } else { 0. };
+        let counted = (moved - crossing, crossing);
         let (near, far) = layer.timelines.as_ref().map_or(counted, |[forward, backward]| {
             let (a, b) = (forward.bytes(cluster), backward.bytes(cluster));
             ((1. + attention_again) * a.0 + b.0, (1. + attention_again) * a.1 + b.1)
@@ -226,9 +247,9 @@ impl Workload {
             attention_seconds: layers * attention,
             exposed_seconds: layers * exposed,
             fsdp_seconds: fsdp,
-            idle_share: layer.timelines.as_ref().map_or(0., |[forward, backward]| {
-                (forward.idle_share() * forward.seconds + backward.idle_share() * backward.seconds)
-                    / (forward.seconds + backward.seconds)
+            idle_share: layer.timelines.as_ref().map(|[forward, backward]| {
+                let idle = forward.idle_share() * forward.seconds + backward.idle_share() * backward.seconds;
+                idle / (forward.seconds + backward.seconds)
             }),
             mfu: model_operations / (seconds * ranks * device.peak_tflops * 1e12),
             bytes_sent: layers * (near + far) / ranks,
@@ -297,7 +318,9 @@ impl Workload {
             let layer = match method {
                 Method::Context(Strategy::RingSelfAttention) => workload.whole_rows(cluster),
                 Method::MegatronLm => workload.megatron(cluster),
-                Method::Context(_) => Layer { extra_memory: workload.buffers(cluster), ..workload.whole_rows(cluster) },
+                Method::Context(strategy) => {
+                    Layer { extra_memory: workload.buffers(strategy, cluster), ..workload.whole_rows(cluster) }
+                }
             };
             let checkpointing = if method == Method::MegatronLm { Checkpointing::Boundary } else { self.checkpointing };
             if workload.memory(method, cluster, checkpointing, &layer) > cluster.device.memory_gib * f64::powi(2., 30) {
@@ -323,8 +346,8 @@ struct Layer {
     exposed: [f64; 2],
     extra_memory: f64,
     heads_share: f64,
-    /// Bytes of all ranks and both passes, where no timeline says them.
-    moved: f64,
+    /// Bytes of all ranks, forward and backward, where no timeline says them.
+    moved: [f64; 2],
     timelines: Option<[Timeline; 2]>,
 }
 
@@ -337,8 +360,8 @@ pub fn candidates(cluster: &Cluster) -> Vec<Strategy> {
         all.push(Sequence::DoubleRing { ranks_per_node: cluster.devices_per_node }.into());
     }
     all.push(Strategy::Ulysses);
-    for head_ranks in
-        (1..=cluster.devices_per_node).filter(|ranks| ranks.is_power_of_two() && *ranks > 1 && *ranks < world)
+    for head_ranks in (1..=cluster.devices_per_node.min(world))
+        .filter(|ranks| ranks.is_power_of_two() && *ranks > 1 && *ranks < world)
     {
         if world.is_multiple_of(head_ranks) {
             all.push(Strategy::Hybrid { head_ranks, sequence: Sequence::Zigzag });

@@ -39,8 +39,9 @@ fn draw(title: &str, plan: &Plan) -> Result<String, PlotError> {
     let total: u64 = lasts.iter().sum();
     let x = |work: u64| LEFT + (f64::from(WIDTH - LEFT - RIGHT) * work as f64 / total.max(1) as f64).round() as i32;
     let bottom = lane(schedule.world_size());
+    let idle_share = plan.simulate(Pass::Forward).idle_share();
     let (ranks, steps) = (count(plan.layout().world_size(), "rank"), count(schedule.num_steps(), "step"));
-    let subtitle = format!("{ranks}, {steps}, idle share {:.1} %", 100. * simulation.idle_share());
+    let subtitle = format!("{ranks}, {steps}, idle share {:.1} %", 100. * idle_share);
 
     picture((WIDTH as u32, bottom as u32 + 86), |canvas| {
         headline(canvas, LEFT, title)?;
