@@ -194,7 +194,12 @@ fn attend_as(
 fn ranks_out_of_step_are_told_so() {
     let error = local::run(2, TIME_LIMIT, |comm| {
         let one = Tensor::<1>::ones([1], &Device::flex());
-        if comm.rank() == 0 { comm.all_gather(one).map(drop) } else { comm.broadcast(one, 1).map(drop) }
+        if comm.rank() == 0 {
+            return comm.all_gather(one).map(drop);
+        }
+        comm.broadcast(one, 1)?;
+        // Stays: to a peer that has finished rank 0 could not even send.
+        comm.barrier()
     })
     .unwrap_err();
     assert!(error.to_string().contains("ranks must call the same operations in the same order"), "{error}");

@@ -181,10 +181,12 @@ impl TrainCommand {
 
 fn report(summary: &Summary) -> String {
     let Summary { folder, final_loss, unigram_entropy, tokens_per_second, elapsed } = summary;
+    // Baselines that have no schedule draw none.
+    let schedule = if folder.join("schedule.svg").exists() { "schedule.svg, " } else { "" };
     format!(
         "loss {final_loss:.3} nats per byte; guessing by frequency alone would give {unigram_entropy:.3}\n\
          {:.0} s, {tokens_per_second:.0} tokens/s\n\
-         {}: loss.svg, schedule.svg, metrics.jsonl, config.toml, model/\n",
+         {}: loss.svg, {schedule}metrics.jsonl, config.toml, model/\n",
         elapsed.as_secs_f64(),
         folder.display(),
     )
