@@ -35,15 +35,9 @@ pub fn choose(workload: &Workload, cluster: &Cluster) -> Result<Choice, PlanErro
     let close = ranking.iter().filter(|estimate| estimate.fits == ranking[0].fits && estimate.seconds <= limit);
     let best = close.min_by(|a, b| a.bytes_sent.total_cmp(&b.bytes_sent)).expect("at least the fastest").clone();
     let Method::Context(strategy) = best.method else { unreachable!("only strategies were asked for") };
-    let (next, _) = ranking
-        .iter()
-        .filter(|estimate| estimate.method != best.method)
-        .map(|estimate| (estimate, estimate.seconds))
-        .min_by(|a, b| a.1.total_cmp(&b.1))
-        .unwrap_or((&best, best.seconds));
-    let compared = if next.method == best.method {
-        String::new()
-    } else {
+    let others = ranking.iter().filter(|estimate| estimate.method != best.method);
+    let next = others.min_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    let compared = next.map_or_else(String::new, |next| {
         format!(
             "; {} takes {}, idles {:.1} % and sends {}",
             next.method,
@@ -51,7 +45,7 @@ pub fn choose(workload: &Workload, cluster: &Cluster) -> Result<Choice, PlanErro
             100. * next.idle_share.unwrap_or(0.),
             human_bytes(next.bytes_sent),
         )
-    };
+    });
     let reason = format!(
         "{strategy}: {} a step, {:.1} % of attention's time idle, {} sent a rank, {} of it exposed{compared}",
         human_seconds(best.seconds),

@@ -83,7 +83,6 @@ impl Workload {
     /// As [`estimate`](Self::estimate).
     pub fn plan(&self, strategy: Strategy, num_ranks: usize) -> Result<(Plan, Scale), PlanError> {
         let least = num_ranks * TOKENS_A_RANK;
-        // Windows and documents keep at least 8 tokens.
         // Windows and documents are looked at token by token where that is quick, or keep at least 8 tokens.
         let needed = match self.mask.detail() {
             None if strategy.axes(num_ranks).1 != Sequence::Adaptive => least,
