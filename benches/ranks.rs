@@ -1,9 +1,10 @@
 //! What each rank of a group would compute, one rank after the other on the device under test: how much faster the
-//! slowest rank of each strategy is than that of the unbalanced ring, beside what its plan says.
+//! slowest rank of each strategy is than that of the unbalanced ring, beside what the planner says of a cluster of such
+//! devices.
 //!
 //! Kernels only; nothing travels.
 //!
-//! `cargo bench -p distflash-benches --features cuda --bench ranks -- --len 65536 --worlds 2,4,8`
+//! `cargo bench -p distflash-benches --features cuda --bench ranks -- --len 65536 --worlds 2,4,8 --cluster 8xh200`
 #![allow(clippy::print_stdout, reason = "a table is what it is for")]
 
 use burn::backend::Dispatch;
@@ -13,6 +14,7 @@ use burn_distflash::{
     ChunkAttention, ChunkGradient, ChunkOptions, Mask, Plan, Previous, Rank, RowIntervals, Sequence, Strategy,
 };
 use distflash_benches::{drawn, median};
+use distflash_models::planner::{Cluster, Scale, simulate};
 use distflash_tests::{device, kernel, takes};
 use std::time::Duration;
 
@@ -26,19 +28,24 @@ fn main() {
     let len = if is_test { 96 } else { number("--len", 2048) };
     let heads = number("--heads", 4);
     let worlds = if is_test { "2" } else { after("--worlds").unwrap_or("2,4,8") };
+    let cluster = Cluster::load(after("--cluster").unwrap_or("cpu")).expect("a cluster");
 
     let device = device();
     let dtype = if takes(DType::BF16) { DType::BF16 } else { DType::F32 };
     println!("{device:?}, kernels {}, {dtype:?}, {heads} heads of {HEAD_DIM}, {len} tokens, batch 1", kernel());
+    println!("planned for devices of: {}", cluster.name);
+    // Query, key, value and the gradient of the output: ranks take what they own of it.
+    let operands: [Tensor<4>; 4] = std::array::from_fn(|i| drawn([1, heads, len, HEAD_DIM], dtype, i as u64, &device));
     // Four in seven are one document; the rest are short.
     let cuts: Vec<usize> = [0, 1, 2, 3, 7, 8, 10, 14].iter().map(|share| share * len / 14).collect();
     let documents = Mask::causal().with_documents(&cuts).expect("cuts in order");
     for (name, mask) in [("causal", Mask::causal()), ("documents", documents)] {
         println!(
-            "\n{name:>10} {:>6} {:>16} | {:>24} | {:>8} {:>8}",
-            "ranks", "strategy", "slowest (mean) ms", "gain", "planned"
+            "\n{name:>10} {:>6} {:>16} | {:>10} {:>10} {:>10} | {:>6} {:>8}",
+            "ranks", "strategy", "slowest ms", "mean ms", "planned ms", "gain", "planned"
         );
         for world_size in worlds.split(',').map(|n| n.parse::<usize>().expect("a number")) {
+            let cluster = cluster.clone().with_devices(world_size);
             let mut ring = None;
             for strategy in strategies(world_size) {
                 let shape = AttentionShape {
@@ -50,19 +57,20 @@ fn main() {
                 };
                 let plan = Plan::new(strategy, &mask, len, world_size, shape).expect("a strategy that fits");
                 let times: Vec<Duration> =
-                    (0..world_size).map(|rank| Runner::new(&plan, rank, dtype, &device).time()).collect();
+                    (0..world_size).map(|rank| Runner::new(&plan, rank, &operands, &device).time()).collect();
                 let slowest = times.iter().max().expect("a rank").as_secs_f64();
                 let mean = times.iter().sum::<Duration>().as_secs_f64() / world_size as f64;
-                let most = most_work(&plan);
-                let (ring_time, ring_work) = *ring.get_or_insert((slowest, most));
+                let planned = planned_seconds(&plan, &cluster);
+                let (ring_time, ring_planned) = *ring.get_or_insert((slowest, planned));
                 println!(
-                    "{:>10} {world_size:>6} {:>16} | {:>14.3} ({:>7.3}) | {:>8.2} {:>8.2}",
+                    "{:>10} {world_size:>6} {:>16} | {:>10.3} {:>10.3} {:>10.3} | {:>6.2} {:>8.2}",
                     "",
                     strategy.to_string(),
                     1e3 * slowest,
                     1e3 * mean,
+                    1e3 * planned,
                     ring_time / slowest,
-                    ring_work / most
+                    ring_planned / planned
                 );
             }
         }
@@ -81,11 +89,12 @@ fn strategies(world_size: usize) -> Vec<Strategy> {
     strategies
 }
 
-/// Of the slowest rank, forward and 2.5 times that backward.
-fn most_work(plan: &Plan) -> f64 {
-    let [forward, backward] = [Pass::Forward, Pass::Backward].map(|pass| plan.simulate(pass));
-    let work = |rank| forward.rank_work(rank) as f64 + 2.5 * backward.rank_work(rank) as f64;
-    (0..plan.layout().world_size()).map(work).fold(0., f64::max)
+/// Of the slowest rank's kernels, forward and backward.
+fn planned_seconds(plan: &Plan, cluster: &Cluster) -> f64 {
+    let timelines =
+        [Pass::Forward, Pass::Backward].map(|pass| simulate(plan, pass, cluster, Scale { factor: 1. }, true));
+    let computes = |rank: Rank| timelines.iter().map(|timeline| timeline.compute_seconds_of(rank)).sum();
+    (0..plan.layout().world_size()).map(computes).fold(0., f64::max)
 }
 
 /// One rank's work, over operands drawn for it.
@@ -99,12 +108,12 @@ struct Runner<'a> {
 }
 
 impl<'a> Runner<'a> {
-    fn new(plan: &'a Plan, rank: Rank, dtype: DType, device: &'a Device) -> Self {
+    fn new(plan: &'a Plan, rank: Rank, drawn: &[Tensor<4>; 4], device: &'a Device) -> Self {
         let groups = plan.sharded_mask().layout();
         let longest = (0..groups.world_size()).map(|group| groups.shard_len(group)).max().expect("a group");
         let share = &plan.shares()[rank % plan.head_ranks()];
         let heads = |i: usize| if i == 0 || i == 3 { share.heads().len() } else { share.kv_heads().len() };
-        let operands = std::array::from_fn(|i| drawn([1, heads(i).max(1), longest, HEAD_DIM], dtype, i as u64, device));
+        let operands = std::array::from_fn(|i| drawn[i].clone().slice([0..1, 0..heads(i).max(1), 0..longest]));
         let options = ChunkOptions { scale: 1. / (HEAD_DIM as f64).sqrt(), kernel: kernel() };
         Self { plan, rank, device, operands, options }
     }

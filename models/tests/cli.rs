@@ -158,14 +158,17 @@ fn the_defaults_that_help_names_are_the_defaults() {
 }
 
 #[test]
-fn auto_says_what_it_chose_and_why() {
+fn auto_says_what_it_chose_and_why_before_it_trains() {
     let folder = tempfile::tempdir().unwrap();
-    let output = small(folder.path(), &["--strategy", "auto"]);
-    let said = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let chosen = said.strip_prefix("auto chooses ").and_then(|rest| rest.split(':').next()).unwrap();
-    let config = fs::read_to_string(folder.path().join("runs/train-1/config.toml")).unwrap();
-    assert!(config.contains(&format!("strategy = \"{chosen}")), "{said}\n{config}");
+    fs::write(folder.path().join("auto.toml"), "strategy = \"auto\"").unwrap();
+    for (run, flags) in ["train-1", "train-2"].into_iter().zip([["--strategy", "auto"], ["--config", "auto.toml"]]) {
+        let output = small(folder.path(), &flags);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        let chosen = said.strip_prefix("auto chooses ").and_then(|rest| rest.split(':').next()).unwrap();
+        let config = fs::read_to_string(folder.path().join(format!("runs/{run}/config.toml"))).unwrap();
+        assert!(config.contains(&format!("strategy = \"{chosen}")), "{said}\n{config}");
+    }
 }
 
 #[test]

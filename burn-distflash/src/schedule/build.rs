@@ -117,35 +117,41 @@ impl Schedule {
             loads[rank] += mask.pair_area(pair);
         }
         let mean = loads.iter().sum::<u64>() / world as u64;
+        // Of which every pair is too small to be shared.
+        let mut is_stuck = vec![false; world];
         for _ in 0..16 * world {
-            let rank = (0..world).max_by_key(|&rank| (loads[rank], rank)).expect("at least one rank");
+            let rank = (0..world).filter(|&rank| !is_stuck[rank]).max_by_key(|&rank| (loads[rank], rank));
+            let Some(rank) = rank else { break };
             if loads[rank] <= mean + mean / 100 {
                 break;
             }
-            let helped = (0..schedule.num_steps())
+            let mut shareable: Vec<(Rank, usize, usize)> = (0..schedule.num_steps())
                 .flat_map(|step| (0..schedule.pairs(step, rank).len()).map(move |at| (step, at)))
                 .map(|(step, at)| (other_owner(&schedule.pairs(step, rank)[at], rank), step, at))
                 .filter(|&(helper, ..)| loads[helper] < loads[rank])
-                .min_by_key(|&(helper, step, at)| (loads[helper], step, at));
-            let Some((helper, step, at)) = helped else { break };
-            let most = (loads[rank] - loads[helper]) / 2;
-            let pair = schedule.steps[step][rank].remove(at);
-            let area = mask.pair_area(&pair);
-            let moved = match mask.cut(&pair, area.saturating_sub(most)) {
-                _ if area <= most => pair,
-                Some((stays, moves)) => {
-                    schedule.steps[step][rank].insert(at, stays);
-                    moves
+                .collect();
+            shareable.sort_unstable_by_key(|&(helper, step, at)| (loads[helper], step, at));
+            let share = |&(helper, step, at): &(Rank, usize, usize)| {
+                let most = (loads[rank] - loads[helper]) / 2;
+                let pair = &schedule.pairs(step, rank)[at];
+                let area = mask.pair_area(pair);
+                if area <= most {
+                    return Some((helper, step, at, None, pair.clone()));
                 }
-                // One row's worth: it cannot be shared.
-                None => {
-                    schedule.steps[step][rank].insert(at, pair);
-                    break;
-                }
+                mask.cut(pair, area - most).map(|(stays, moves)| (helper, step, at, Some(stays), moves))
             };
+            let Some((helper, step, at, stays, moved)) = shareable.iter().find_map(share) else {
+                is_stuck[rank] = true;
+                continue;
+            };
+            match stays {
+                Some(stays) => schedule.steps[step][rank][at] = stays,
+                None => drop(schedule.steps[step][rank].remove(at)),
+            }
             let area = mask.pair_area(&moved);
             loads[rank] -= area;
             loads[helper] += area;
+            is_stuck.fill(false);
             schedule.steps[step][helper].push(moved);
         }
         schedule

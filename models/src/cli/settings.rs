@@ -19,21 +19,29 @@ fn overlay(base: &mut Table, over: Table) {
     }
 }
 
-/// `defaults`, overlaid with the text of a settings file and with flags, of which those not given
-/// serialise to nothing.
+/// The text of a settings file.
 ///
 /// # Errors
-/// If the file is no TOML, or names or types in it are not those of the settings.
-pub fn resolve<T>(defaults: &T, file: Option<&str>, flags: &impl Serialize) -> Result<T, String>
+/// If it is no TOML.
+pub fn parse(text: &str) -> Result<Table, String> {
+    text.parse().map_err(one_line)
+}
+
+/// The parser's own messages are many lines, with a picture of the place.
+fn one_line(error: toml::de::Error) -> String {
+    error.message().replace('\n', " ")
+}
+
+/// `defaults`, overlaid with a settings file and with flags, of which those not given serialise to nothing.
+///
+/// # Errors
+/// If names or types in the file are not those of the settings.
+pub fn resolve<T>(defaults: &T, file: Table, flags: &impl Serialize) -> Result<T, String>
 where
     T: Serialize + DeserializeOwned,
 {
-    // The parser's own messages are many lines, with a picture of the place.
-    let one_line = |error: toml::de::Error| error.message().replace('\n', " ");
     let mut merged = table(defaults);
-    if let Some(text) = file {
-        overlay(&mut merged, text.parse::<Table>().map_err(one_line)?);
-    }
+    overlay(&mut merged, file);
     overlay(&mut merged, table(flags));
     T::deserialize(merged).map_err(one_line)
 }
@@ -50,7 +58,7 @@ mod tests {
     }
 
     fn resolved(file: &str, ranks: Option<usize>) -> Result<TrainConfig, String> {
-        resolve(&TrainConfig::default(), Some(file), &Flags { ranks, seed: None })
+        parse(file).and_then(|file| resolve(&TrainConfig::default(), file, &Flags { ranks, seed: None }))
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `distflash train`.
 
 use super::Failure;
-use super::settings::resolve;
+use super::settings::{parse, resolve};
 use crate::method::{Method, UnknownMethod};
 use crate::planner::{self, Checkpointing, Cluster, MaskKind, Sharding, Workload};
 use crate::train::{Summary, TrainConfig, train};
@@ -10,6 +10,7 @@ use serde::Serialize;
 use std::fs;
 use std::path::PathBuf;
 use std::str::FromStr;
+use toml::Table;
 
 /// Train a small Llama on a text, its sequence sharded over ranks.
 ///
@@ -47,9 +48,9 @@ struct TrainFlags {
     #[arg(long)]
     ranks: Option<usize>,
     /// Who owns and computes what; all give the same result: ring, balanced, zigzag, striped, all-gather,
-    /// adaptive, double-ring:<ranks per node>, ulysses, hybrid:<ranks that share heads>:<one of the first>, or the baselines megatron-lm, padded-ulysses and
-    /// ring-self-attention; or auto,
-    /// the fastest by the model of `distflash plan` [default: balanced].
+    /// adaptive, double-ring:<ranks per node>, ulysses, hybrid:<ranks that share heads>:<one of the first>, or
+    /// the baselines megatron-lm, padded-ulysses and ring-self-attention; or auto, the fastest by the model
+    /// of `distflash plan` [default: balanced].
     #[arg(long)]
     #[serde(skip_serializing_if = "StrategyFlag::leaves_it")]
     strategy: Option<StrategyFlag>,
@@ -157,25 +158,36 @@ fn choose_strategy(config: &mut TrainConfig) -> Result<String, String> {
 impl TrainCommand {
     /// Trains, and says what came of it.
     pub(super) fn run(self) -> Result<String, Failure> {
-        let mut config = self.settings().map_err(Failure::Refused)?;
-        let reason = match self.flags.strategy {
-            Some(StrategyFlag::Auto) => choose_strategy(&mut config).map_err(Failure::Refused)?,
-            _ => String::new(),
+        let mut file = self.file().map_err(Failure::Refused)?;
+        let is_auto = match self.flags.strategy {
+            Some(StrategyFlag::Auto) => true,
+            Some(StrategyFlag::Named(_)) => false,
+            None => file.get("strategy").and_then(toml::Value::as_str) == Some("auto"),
         };
+        if is_auto {
+            file.remove("strategy");
+        }
+        let mut config = resolve(&TrainConfig::default(), file, &self.flags)
+            .map_err(|error| Failure::Refused(self.in_file(error)))?;
+        if is_auto {
+            // Before the run, which may be long; standard output is for what came of it.
+            eprint!("{}", choose_strategy(&mut config).map_err(Failure::Refused)?);
+        }
         let describe = |error: crate::train::TrainError| {
             let failure = if error.is_refusal() { Failure::Refused } else { Failure::Failed };
             failure(error.to_string())
         };
-        train(config, &self.runs, self.name.as_deref()).map(|summary| reason + &report(&summary)).map_err(describe)
+        train(config, &self.runs, self.name.as_deref()).map(|summary| report(&summary)).map_err(describe)
     }
 
-    fn settings(&self) -> Result<TrainConfig, String> {
-        let Some(path) = &self.config else {
-            return resolve(&TrainConfig::default(), None, &self.flags);
-        };
-        let named = |error: &dyn ToString| format!("{}: {}", path.display(), error.to_string());
-        let text = fs::read_to_string(path).map_err(|error| named(&error))?;
-        resolve(&TrainConfig::default(), Some(&text), &self.flags).map_err(|error| named(&error))
+    fn file(&self) -> Result<Table, String> {
+        let Some(path) = &self.config else { return Ok(Table::new()) };
+        let text = fs::read_to_string(path).map_err(|error| self.in_file(error.to_string()))?;
+        parse(&text).map_err(|error| self.in_file(error))
+    }
+
+    fn in_file(&self, error: String) -> String {
+        self.config.as_ref().map_or_else(|| error.clone(), |path| format!("{}: {error}", path.display()))
     }
 }
 

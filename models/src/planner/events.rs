@@ -61,16 +61,17 @@ impl Timeline {
         self.seconds - self.compute_seconds
     }
 
+    /// How long kernels of `rank` run.
+    #[must_use]
+    pub fn compute_seconds_of(&self, rank: Rank) -> f64 {
+        let kernels = self.ranks[rank].iter().filter(|span| span.activity != Activity::HeadExchange);
+        kernels.map(|span| span.end - span.start).sum()
+    }
+
     /// Share of all ranks' time in which nothing is computed.
     #[must_use]
     pub fn idle_share(&self) -> f64 {
-        let busy: f64 = self
-            .ranks
-            .iter()
-            .flatten()
-            .filter(|span| span.activity != Activity::HeadExchange)
-            .map(|span| span.end - span.start)
-            .sum();
+        let busy: f64 = (0..self.ranks.len()).map(|rank| self.compute_seconds_of(rank)).sum();
         let slots = self.seconds * self.ranks.len() as f64;
         if slots > 0. { (1. - busy / slots).max(0.) } else { 0. }
     }
@@ -210,7 +211,8 @@ impl Simulator<'_> {
         // Kernels compute whole tiles: beside the unmasked pairs, about one tile's width more for every row.
         let visited = (area + TILE * rows).min(rows * keys);
         let operations = cost * visited * (shape.batch * share.heads().len() * shape.head_dim) as f64;
-        let len = (rows * keys).sqrt();
+        // As a square block with as many pairs: short rows of a long block run at the rate of a short one.
+        let len = visited.sqrt();
         share.blocks().len() as f64 * device.call_us * 1e-6 + operations / (rate.at(len) * 1e12)
     }
 
@@ -233,18 +235,21 @@ impl Simulator<'_> {
     fn head_exchange(&self, links: &Links, ready: &[f64], is_entry: bool, transfers: &mut Vec<Sent>) -> Vec<f64> {
         let (plan, shape) = (self.plan, self.plan.shape());
         let width = (shape.batch * shape.head_dim * shape.element_bytes) as f64;
+        let lse = (shape.batch * shape.element_bytes.max(4)) as f64;
         let vectors = |share: &HeadShare, is_wide: bool| {
             (share.heads().len() + if is_wide { 2 * share.kv_heads().len() } else { 0 }) as f64
         };
-        // Forward query, key and value come and `out` goes; backward `d_out` comes and three gradients go.
+        // Forward query, key and value come, `out` and `lse` go; backward `d_out` comes and three gradients go.
         let is_wide = is_entry == (self.pass == Pass::Forward);
+        let has_lse = !is_entry && self.pass == Pass::Forward;
         let bytes = |from: Rank, to: Rank| {
             let (rows, share) = if is_entry {
                 (plan.layout().shard_len(from), self.share(to))
             } else {
                 (plan.layout().shard_len(to), self.share(from))
             };
-            rows as f64 * self.scale.factor * vectors(share, is_wide) * width
+            let per_row = vectors(share, is_wide) * width + if has_lse { lse * share.heads().len() as f64 } else { 0. };
+            rows as f64 * self.scale.factor * per_row
         };
         let of = |rank: Rank| {
             let first = rank / plan.head_ranks() * plan.head_ranks();

@@ -359,12 +359,10 @@ pub fn candidates(cluster: &Cluster) -> Vec<Strategy> {
         all.push(Sequence::DoubleRing { ranks_per_node: cluster.devices_per_node }.into());
     }
     all.push(Strategy::Ulysses);
-    for head_ranks in (1..=cluster.devices_per_node.min(world))
-        .filter(|ranks| ranks.is_power_of_two() && *ranks > 1 && *ranks < world)
-    {
-        if world.is_multiple_of(head_ranks) {
-            all.push(Strategy::Hybrid { head_ranks, sequence: Sequence::Zigzag });
-            all.push(Strategy::Hybrid { head_ranks, sequence: Sequence::Balanced });
+    let divides = |ranks: &usize| world.is_multiple_of(*ranks) && *ranks < world;
+    for head_ranks in (2..=cluster.devices_per_node).filter(divides) {
+        for sequence in [Sequence::Zigzag, Sequence::Balanced] {
+            all.push(Strategy::Hybrid { head_ranks, sequence });
         }
     }
     all
