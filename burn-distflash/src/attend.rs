@@ -11,6 +11,7 @@ use crate::mask::Mask;
 use crate::op::DistAttention;
 use crate::plan::{RankWork, digest};
 use crate::schedule::{AttentionShape, Pass};
+use crate::segment::{Kept, SegmentError, keep, next_kept};
 use crate::strategy::Strategy;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
@@ -99,7 +100,7 @@ pub fn flash_attention(
         tally: Arc::default(),
         shared: None,
     };
-    let (out, lse) = run(query, key, value, call);
+    let (out, lse) = run(query, key, value, call)?;
     Ok((out, lse.squeeze_dim(3)))
 }
 
@@ -165,20 +166,44 @@ pub fn dist_attention(
     })?;
     let (out, lse) = match context.strategy() {
         Strategy::RingSelfAttention => whole_rows(query, key, value, &prepared.plan, options, call),
-        _ if prepared.plan.head_ranks() == 1 => run(query, key, value, call),
+        _ if prepared.plan.head_ranks() == 1 => run(query, key, value, call)?,
         _ => {
             let shared = SharedHeads::new(&prepared.plan, &call, [query.dims()[1], key.dims()[1]]);
-            run(query, key, value, AttentionCall { shared: Some(Arc::new(shared)), ..call })
+            run(query, key, value, AttentionCall { shared: Some(Arc::new(shared)), ..call })?
         }
     };
     comm.check()?;
     Ok((out, lse.squeeze_dim(3)))
 }
 
-fn run(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>, call: AttentionCall) -> (Tensor<4>, Tensor<4>) {
+/// Attention, or what a checkpoint segment kept of it.
+fn run(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    call: AttentionCall,
+) -> Result<(Tensor<4>, Tensor<4>), AttentionError> {
+    let expected = kept_dims(&query, &call);
     let [query, key, value] = [query, key, value].map(Tensor::into_dispatch);
-    let (out, lse, ..) = Dispatch::attention_forward(query, key, value, call);
-    (Tensor::from_dispatch(out), Tensor::from_dispatch(lse))
+    let (out, lse, _, own_out, own_lse) = match next_kept()? {
+        None => Dispatch::attention_forward(query, key, value, call),
+        Some(Kept { out, lse }) => {
+            if out.dims() != expected {
+                let reason = format!("attention of {expected:?}; the forward's was {:?}", out.dims());
+                return Err(SegmentError::Diverged(reason).into());
+            }
+            Dispatch::attention_again(query, key, value, out.into_dispatch(), lse.into_dispatch(), call)
+        }
+    };
+    keep(&Kept { out: Tensor::from_dispatch(own_out), lse: Tensor::from_dispatch(own_lse) });
+    Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
+}
+
+/// The shape of what this rank's kernels give.
+fn kept_dims(query: &Tensor<4>, call: &AttentionCall) -> [usize; 4] {
+    let [batch, heads, rows, head_dim] = query.dims();
+    let [heads, rows] = call.shared.as_ref().map_or([heads, rows], |shared| shared.own_size());
+    [batch, heads, rows, head_dim]
 }
 
 fn prepare(

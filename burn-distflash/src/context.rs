@@ -1,11 +1,13 @@
 //! What a rank knows about the group and the sequence it shares.
 
 use crate::comm::{CommError, Communicator, local};
+use crate::error::AttentionError;
 use crate::executor::Tally;
 use crate::layout::{Layout, Rank};
 use crate::mask::{Mask, MaskError};
 use crate::plan::{Plan, PlanError, RankWork};
 use crate::schedule::{AttentionShape, Pass};
+use crate::segment::check_segments;
 use crate::strategy::{Sequence, Strategy, StrategyError};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
@@ -172,15 +174,20 @@ impl Context {
         Tensor::from_data(TensorData::new(positions, [len]), device)
     }
 
-    /// The gradients of this rank's `loss`, with an error where an exchange during the backward pass
-    /// failed; plain `loss.backward()` would then give NaN.
+    /// The gradients of this rank's `loss`, with an error where an exchange during the backward pass or the replay of a
+    /// [`segment`](crate::segment()) failed; plain `loss.backward()` would then give NaN.
     ///
     /// # Errors
-    /// What the exchange failed with.
-    pub fn backward<const D: usize>(&self, loss: &Tensor<D>) -> Result<Gradients, CommError> {
-        self.0.comm.check()?;
+    /// What the exchange or the replay failed with. Peers get an error too.
+    pub fn backward<const D: usize>(&self, loss: &Tensor<D>) -> Result<Gradients, AttentionError> {
+        let comm = &self.0.comm;
+        comm.check()?;
         let grads = loss.backward();
-        self.0.comm.check()?;
+        // An exchange that failed within a segment fails the segment as well: the cause comes first.
+        comm.check()?;
+        check_segments().inspect_err(|error| {
+            comm.fail(&CommError::Invalid { rank: self.rank(), message: error.to_string() });
+        })?;
         Ok(grads)
     }
 

@@ -3,6 +3,7 @@
 use crate::comm::CommError;
 use crate::layout::Rank;
 use crate::mask::MaskError;
+use crate::segment::SegmentError;
 use crate::strategy::StrategyError;
 use burn::tensor::DType;
 
@@ -71,6 +72,9 @@ pub enum AttentionError {
     /// The strategy does not fit the group.
     #[error(transparent)]
     Strategy(#[from] StrategyError),
+    /// A checkpoint segment is not what it should be.
+    #[error(transparent)]
+    Segment(#[from] SegmentError),
     /// Ranks lost each other.
     #[error(transparent)]
     Comm(#[from] CommError),

@@ -15,6 +15,7 @@ mod mask;
 mod op;
 mod plan;
 pub mod schedule;
+mod segment;
 mod strategy;
 mod tokens;
 
@@ -32,5 +33,9 @@ pub use layout::{Layout, Rank, Span};
 pub use mask::{Mask, MaskError};
 pub use op::DistAttention;
 pub use plan::{Plan, PlanError};
+pub use segment::{
+    Checkpointing, Flag, Join, Policy, Replay, SegmentError, SegmentOps, Slot, TensorMapper, Tensors, Tiles,
+    UnknownCheckpointing, check_segments, segment, tiled_segment,
+};
 pub use strategy::{Sequence, Strategy, StrategyError, UnknownStrategy};
 pub use tokens::{gather_tokens, sum_tokens};

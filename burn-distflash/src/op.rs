@@ -2,6 +2,7 @@
 #![allow(clippy::type_complexity, reason = "a backend extension returns its tensors as a tuple")]
 
 use crate::attention::{ChunkAttention, ops};
+use crate::comm::CommError;
 use crate::executor::{self, AttentionCall, Direction, HeadExchange, Saved, Scattered};
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
@@ -34,21 +35,30 @@ pub trait DistAttention: ChunkAttention {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let dtype = query.dtype();
         let result = match &call.shared {
-            Some(shared) => shared
-                .forward::<Self>([query.clone(), key, value], &call)
-                .map(|(out, lse, saved)| (out, lse, saved.joined, saved.out, saved.lse)),
-            None => executor::forward::<Self>(&query, &key, &value, &call).map(|(out, lse)| {
-                let out = ops::cast::<Self>(out, dtype);
-                (out.clone(), lse.clone(), out.clone(), out, lse)
-            }),
+            Some(shared) => shared.forward::<Self>([query.clone(), key, value], &call).map(attended::<Self>),
+            None => executor::forward::<Self>(&query, &key, &value, &call)
+                .map(|(out, lse)| alone::<Self>(ops::cast::<Self>(out, dtype), lse)),
         };
-        result.unwrap_or_else(|error| {
-            call.comm.fail(&error);
-            let [batch, heads, rows, width] = query.shape().dims();
-            let nan = |width, dtype| ops::full::<Self>([batch, heads, rows, width], f64::NAN, &query.device(), dtype);
-            let (out, lse) = (nan(width, dtype), nan(1, ops::accumulator(dtype)));
-            (out.clone(), lse.clone(), out.clone(), out, lse)
-        })
+        result.unwrap_or_else(|error| failed::<Self>(&query, &call, &error))
+    }
+
+    /// As [`attention_forward`](Self::attention_forward), where `own_out` and `own_lse` are what this rank computed with
+    /// the same operands before: no kernel runs, and only what ranks that share heads need is exchanged.
+    #[fusion(default)]
+    fn attention_again(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        own_out: FloatTensor<Self>,
+        own_lse: FloatTensor<Self>,
+        call: AttentionCall,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        match &call.shared {
+            Some(shared) => shared
+                .again::<Self>([query.clone(), key, value], [own_out, own_lse])
+                .map_or_else(|error| failed::<Self>(&query, &call, &error), attended::<Self>),
+            None => alone::<Self>(own_out, own_lse),
+        }
     }
 
     /// Gradients of query, key and value, in their dtype. Where ranks share heads, `query`, `key` and `value` only say
@@ -84,6 +94,25 @@ pub trait DistAttention: ChunkAttention {
     fn exchange_heads(tensor: FloatTensor<Self>, exchange: HeadExchange, direction: Direction) -> FloatTensor<Self> {
         exchanged::<Self>(&tensor, &exchange, direction)
     }
+}
+
+/// What [`DistAttention::attention_forward`] returns.
+type Results<B> = (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, FloatTensor<B>);
+
+fn attended<B: Backend>((out, lse, saved): executor::Attended<B>) -> Results<B> {
+    (out, lse, saved.joined, saved.out, saved.lse)
+}
+
+/// Of a rank that shares no heads.
+fn alone<B: Backend>(out: FloatTensor<B>, lse: FloatTensor<B>) -> Results<B> {
+    (out.clone(), lse.clone(), out.clone(), out, lse)
+}
+
+fn failed<B: Backend>(query: &FloatTensor<B>, call: &AttentionCall, error: &CommError) -> Results<B> {
+    call.comm.fail(error);
+    let ([batch, heads, rows, width], dtype) = (query.shape().dims(), query.dtype());
+    let nan = |width, dtype| ops::full::<B>([batch, heads, rows, width], f64::NAN, &query.device(), dtype);
+    alone::<B>(nan(width, dtype), nan(1, ops::accumulator(dtype)))
 }
 
 fn exchanged<B: Backend>(tensor: &FloatTensor<B>, exchange: &HeadExchange, direction: Direction) -> FloatTensor<B> {
@@ -146,6 +175,37 @@ impl<B: DistAttention> Backward<B, 1> for ExchangeBackward {
     }
 }
 
+fn inner<B: Backend, C: CheckpointStrategy>(tensor: &FloatTensor<Autodiff<B, C>>) -> FloatTensor<B> {
+    tensor.primitive().clone()
+}
+
+/// Makes `results` a step of autodiff.
+fn tracked<B: DistAttention, C: CheckpointStrategy>(
+    [query, key, value]: [FloatTensor<Autodiff<B, C>>; 3],
+    (out, lse, joined, own_out, own_lse): Results<B>,
+    call: AttentionCall,
+) -> Results<Autodiff<B, C>> {
+    let untracked = <Autodiff<B, C> as AutodiffBackend>::from_inner;
+    let rest = (untracked(lse), untracked(joined.clone()), untracked(own_out.clone()), untracked(own_lse.clone()));
+    let nodes = [query.node(), key.node(), value.node()];
+    let out = match AttentionBackward.prepare::<C>(nodes).compute_bound().stateful() {
+        OpsKind::Tracked(mut prepared) => {
+            let state = AttentionState {
+                query: prepared.checkpoint(&query),
+                key: prepared.checkpoint(&key),
+                value: prepared.checkpoint(&value),
+                joined,
+                out: own_out,
+                lse: own_lse,
+                call,
+            };
+            prepared.finish(state, out)
+        }
+        OpsKind::UnTracked(prepared) => prepared.finish(out),
+    };
+    (out, rest.0, rest.1, rest.2, rest.3)
+}
+
 impl<B: DistAttention, C: CheckpointStrategy> DistAttention for Autodiff<B, C> {
     fn attention_forward(
         query: FloatTensor<Self>,
@@ -153,28 +213,29 @@ impl<B: DistAttention, C: CheckpointStrategy> DistAttention for Autodiff<B, C> {
         value: FloatTensor<Self>,
         call: AttentionCall,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let inner = |tensor: &FloatTensor<Self>| tensor.primitive().clone();
-        let (out, lse, joined, own_out, own_lse) =
-            B::attention_forward(inner(&query), inner(&key), inner(&value), call.clone());
-        let untracked = <Self as AutodiffBackend>::from_inner;
-        let rest = (untracked(lse), untracked(joined.clone()), untracked(own_out.clone()), untracked(own_lse.clone()));
-        let nodes = [query.node(), key.node(), value.node()];
-        let out = match AttentionBackward.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(mut prepared) => {
-                let state = AttentionState {
-                    query: prepared.checkpoint(&query),
-                    key: prepared.checkpoint(&key),
-                    value: prepared.checkpoint(&value),
-                    joined,
-                    out: own_out,
-                    lse: own_lse,
-                    call,
-                };
-                prepared.finish(state, out)
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(out),
-        };
-        (out, rest.0, rest.1, rest.2, rest.3)
+        let results =
+            B::attention_forward(inner::<B, C>(&query), inner::<B, C>(&key), inner::<B, C>(&value), call.clone());
+        tracked::<B, C>([query, key, value], results, call)
+    }
+
+    fn attention_again(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        own_out: FloatTensor<Self>,
+        own_lse: FloatTensor<Self>,
+        call: AttentionCall,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let (own_out, own_lse) = (own_out.into_primitive(), own_lse.into_primitive());
+        let results = B::attention_again(
+            inner::<B, C>(&query),
+            inner::<B, C>(&key),
+            inner::<B, C>(&value),
+            own_out,
+            own_lse,
+            call.clone(),
+        );
+        tracked::<B, C>([query, key, value], results, call)
     }
 
     fn attention_backward(

@@ -17,7 +17,7 @@ pub(crate) use backward::{Saved, backward};
 pub(crate) use forward::forward;
 
 pub use heads::{Direction, HeadExchange};
-pub(crate) use shared::{Scattered, SharedHeads};
+pub(crate) use shared::{Attended, Scattered, SharedHeads};
 
 use crate::attention::ChunkOptions;
 use crate::comm::Communicator;

@@ -37,7 +37,7 @@ pub(crate) struct Scattered<B: Backend> {
 }
 
 /// `(out, lse)`, and what the backward needs.
-type Attended<B> = (FloatTensor<B>, FloatTensor<B>, Scattered<B>);
+pub(crate) type Attended<B> = (FloatTensor<B>, FloatTensor<B>, Scattered<B>);
 
 impl SharedHeads {
     pub fn new(plan: &Plan, call: &AttentionCall, real: [usize; 2]) -> Self {
@@ -85,6 +85,11 @@ impl SharedHeads {
         [heads_of::<B>(joined, block.heads.clone()), kv(heads), kv(heads + kv_heads)]
     }
 
+    /// Query heads that this rank computes, and rows of all its group's tokens.
+    pub fn own_size(&self) -> [usize; 2] {
+        [self.own()[0], self.operands.lens.iter().sum()]
+    }
+
     /// `(out, lse)` of this rank's own tokens and all heads, `out` in the operands' dtype.
     pub fn forward<B: ChunkAttention>(
         &self,
@@ -92,9 +97,7 @@ impl SharedHeads {
         call: &AttentionCall,
     ) -> Result<Attended<B>, CommError> {
         let dtype = query.dtype();
-        let [heads, kv_heads] = self.padded;
-        let all = [padded::<B>(query, heads), padded::<B>(key, kv_heads), padded::<B>(value, kv_heads)];
-        let joined = self.operands.run::<B>(&all, Direction::Scatter)?;
+        let joined = self.scatter::<B>([query, key, value])?;
         let (mut outs, mut lses) = (Vec::new(), Vec::new());
         for block in &self.blocks {
             let [query, key, value] = self.operands_of::<B>(&joined, block);
@@ -102,7 +105,30 @@ impl SharedHeads {
             outs.push(ops::cast::<B>(out, dtype));
             lses.push(lse);
         }
-        let (out, lse) = (ops::join::<B>(outs, 1), ops::join::<B>(lses, 1));
+        self.gather(joined, ops::join::<B>(outs, 1), ops::join::<B>(lses, 1))
+    }
+
+    /// As [`forward`](Self::forward), where this rank's `out` and `lse` are known already: only the exchanges are made.
+    pub fn again<B: ChunkAttention>(
+        &self,
+        operands: [FloatTensor<B>; 3],
+        [out, lse]: [FloatTensor<B>; 2],
+    ) -> Result<Attended<B>, CommError> {
+        self.gather(self.scatter::<B>(operands)?, out, lse)
+    }
+
+    fn scatter<B: Backend>(&self, [query, key, value]: [FloatTensor<B>; 3]) -> Result<FloatTensor<B>, CommError> {
+        let [heads, kv_heads] = self.padded;
+        let all = [padded::<B>(query, heads), padded::<B>(key, kv_heads), padded::<B>(value, kv_heads)];
+        self.operands.run::<B>(&all, Direction::Scatter)
+    }
+
+    fn gather<B: Backend>(
+        &self,
+        joined: FloatTensor<B>,
+        out: FloatTensor<B>,
+        lse: FloatTensor<B>,
+    ) -> Result<Attended<B>, CommError> {
         let back = |tensor: &FloatTensor<B>| {
             let all = self.results.run::<B>(std::slice::from_ref(tensor), Direction::Gather)?;
             Ok::<_, CommError>(heads_of::<B>(&all, 0..self.real[0]))
