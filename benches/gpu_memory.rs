@@ -6,6 +6,7 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_distflash::{AttentionOptions, flash_attention};
+use distflash_benches::used_mib;
 use distflash_tests::{Draw, kernel};
 use std::process::Command;
 
@@ -66,7 +67,5 @@ fn attend(leaves: &[Tensor<4>; 3]) -> [Tensor<4>; 3] {
 /// MiB in use on the first GPU, when all work is done.
 fn used(device: &Device) -> usize {
     device.sync().expect("a device that works");
-    let arguments = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"];
-    let output = Command::new("nvidia-smi").args(arguments).output().expect("nvidia-smi, of NVIDIA's driver");
-    String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number of MiB")
+    used_mib().expect("nvidia-smi, of NVIDIA's driver")
 }

@@ -10,7 +10,7 @@ mod timing;
 mod verify;
 
 pub use machine::machine;
-pub use memory::Counting;
+pub use memory::{Counting, used_mib};
 pub use problem::{Inputs, Pass, Problem};
 pub use subject::Subject;
 pub use table::{Measured, Table};

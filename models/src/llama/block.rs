@@ -2,6 +2,7 @@
 
 use super::attention::SelfAttention;
 use super::config::LlamaConfig;
+use super::execution::Execution;
 use super::init::Init;
 use super::mlp::Mlp;
 use super::rope::RotaryEmbedding;
@@ -51,12 +52,16 @@ impl DecoderLayer {
         &self,
         x: Tensor<3>,
         rope: &RotaryEmbedding,
-        options: &AttentionOptions,
+        execution: &Execution,
         context: &Context,
     ) -> Result<Tensor<3>, AttentionError> {
-        let attended = self.self_attn.forward(self.input_layernorm.forward(x.clone()), rope, options, context)?;
-        let x = x + attended;
-        let fed = self.mlp.forward(self.post_attention_layernorm.forward(x.clone()));
+        let normed = self.input_layernorm.forward(x.clone());
+        let x = x + self.self_attn.forward(normed, rope, &execution.attention, context)?;
+        let normed = self.post_attention_layernorm.forward(x.clone());
+        let fed = match execution.mlp_tile {
+            Some(tile_len) => self.mlp.forward_tiled(normed, tile_len)?,
+            None => self.mlp.forward(normed),
+        };
         Ok(x + fed)
     }
 }

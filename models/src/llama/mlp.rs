@@ -5,6 +5,7 @@ use super::init::Init;
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::{Tensor, activation::silu};
+use burn_distflash::{Checkpointing, Join, SegmentError, Tiles, tiled_segment};
 
 /// SwiGLU: `down(silu(gate(x)) ∘ up(x))` (Shazeer, arXiv 2002.05202).
 #[derive(Module, Debug)]
@@ -29,5 +30,14 @@ impl Mlp {
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let gate = silu(self.gate_proj.forward(x.clone()));
         self.down_proj.forward(gate * self.up_proj.forward(x))
+    }
+
+    /// As [`forward`](Self::forward), of so many tokens at a time, forward and backward.
+    ///
+    /// # Errors
+    /// See [`tiled_segment`].
+    pub(super) fn forward_tiled(&self, x: Tensor<3>, tile_len: usize) -> Result<Tensor<3>, SegmentError> {
+        let tiles = Tiles { dim: 1, len: tile_len, join: Join::Cat };
+        tiled_segment(self, x, tiles, Checkpointing::Boundary, |mlp: &Self, x, _| Ok(mlp.forward(x)))
     }
 }

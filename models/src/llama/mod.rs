@@ -6,6 +6,8 @@
 mod attention;
 mod block;
 mod config;
+mod execution;
+mod head;
 mod init;
 mod megatron;
 mod mlp;
@@ -17,6 +19,8 @@ mod weights;
 pub use attention::SelfAttention;
 pub use block::DecoderLayer;
 pub use config::{ConfigError, LlamaConfig};
+pub use execution::Execution;
+pub use head::Head;
 pub use mlp::Mlp;
 pub use model::{Decoder, Llama};
 pub use presets::UnknownPreset;

@@ -2,12 +2,11 @@
 
 use super::config::TrainConfig;
 use crate::data::Batches;
-use crate::llama::Llama;
-use crate::loss::summed_cross_entropy;
+use crate::llama::{Execution, Llama};
 use crate::method::Method;
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
-use burn_distflash::{AttentionError, AttentionOptions, Context, sum_gradients};
+use burn_distflash::{AttentionError, Context, sum_gradients};
 use std::sync::Arc;
 
 /// What one step did.
@@ -28,7 +27,7 @@ pub struct Trainer {
     optimizer: ModuleOptimizer,
     context: Context,
     device: Device,
-    options: AttentionOptions,
+    execution: Execution,
 }
 
 impl Trainer {
@@ -37,7 +36,7 @@ impl Trainer {
     pub fn new(config: Arc<TrainConfig>, model: Llama, context: Context, device: Device) -> Self {
         let adamw = AdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-8);
         let optimizer = adamw.with_weight_decay(config.weight_decay as f32).init();
-        Self { config, model, optimizer, context, device, options: AttentionOptions::default() }
+        Self { config, model, optimizer, context, device, execution: Execution::default() }
     }
 
     /// Forward, backward, sum over ranks, clip, update.
@@ -46,13 +45,13 @@ impl Trainer {
     /// If ranks lose each other.
     pub fn step(&mut self, step: usize, batches: &Batches) -> Result<StepOutcome, AttentionError> {
         let context = &self.context;
-        let [tokens, labels] = batches.shard(step, context.layout(), context.rank(), &self.device);
-        let logits = match self.config.strategy {
-            Method::Context(_) => self.model.forward(tokens, &self.options, context)?,
-            Method::MegatronLm => self.model.forward_megatron(tokens, &self.options, context)?,
+        let batch = batches.shard(step, context.layout(), context.rank(), &self.device);
+        let loss = match self.config.strategy {
+            Method::Context(_) => self.model.loss(batch, &self.execution, context)?,
+            Method::MegatronLm => self.model.loss_megatron(batch, &self.execution, context)?,
         };
         // Divided by the count of all ranks, so that summing gradients over them gives the mean's.
-        let loss = summed_cross_entropy(logits, labels).div_scalar(batches.num_tokens() as f64);
+        let loss = loss.div_scalar(batches.num_tokens() as f64);
         let grads = context.backward(&loss)?;
         let comm = context.communicator();
         let grads = sum_gradients(&self.model, grads, &**comm)?;
