@@ -3,11 +3,11 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
 use burn_distflash::comm::local;
-use burn_distflash::{AttentionError, Context, Sequence, Strategy};
+use burn_distflash::{AttentionError, Checkpointing, Context, Mesh, Sequence, Sharding, Strategy};
 use distflash_models::Method;
 use distflash_models::data::{Batches, Text};
 use distflash_models::llama::{Llama, LlamaConfig};
-use distflash_models::train::{TrainConfig, Trainer, train_from};
+use distflash_models::train::{Precision, TrainConfig, Trainer, train_from};
 use distflash_tests::TIME_LIMIT;
 use rstest::rstest;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -100,8 +100,12 @@ fn training_over_ranks_is_training_on_one(#[values(1, 2, 3, 4, 5)] ranks: usize)
 }
 
 fn trains_as_one(ranks: usize, strategy: Method) {
-    let (truth, naive) = &*ALONE;
-    let run = train(config(ranks, strategy, SEQ_LEN), DType::F32);
+    trains_as(config(ranks, strategy, SEQ_LEN), &ALONE, &format!("{strategy} over {ranks}"));
+}
+
+/// `config` trains as one rank does, whose run in f64 and in the same precision are given.
+fn trains_as(config: TrainConfig, (truth, naive): &(Run, Run), case: &str) {
+    let run = train(config, DType::F32);
     assert!(run.losses[19] < run.losses[0] - 1., "it learns: {:?}", run.losses);
     for (what, run, naive, truth) in [
         ("losses", &run.losses, &naive.losses, &truth.losses),
@@ -109,7 +113,81 @@ fn trains_as_one(ranks: usize, strategy: Method) {
     ] {
         let rounding = f64::from(f32::EPSILON) * distance(truth, &vec![0.; truth.len()]);
         let (off, bound) = (distance(run, truth), 2. * distance(naive, truth) + rounding);
-        assert!(off <= bound, "{strategy} over {ranks}: {what} are off by {off:e}, bound {bound:e}");
+        assert!(off <= bound, "{case}: {what} are off by {off:e}, bound {bound:e}");
+    }
+}
+
+/// Whatever is kept for backward, whatever is spread over ranks, in tiles that divide nothing.
+#[rstest]
+fn keeping_and_spreading_change_nothing(
+    #[values(1, 2, 3, 4, 5)] ranks: usize,
+    #[values(Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Full)] sharding: Sharding,
+) {
+    for checkpointing in Checkpointing::ALL {
+        let config = TrainConfig {
+            checkpointing,
+            sharding,
+            mlp_tile: if checkpointing == Checkpointing::Boundary { 7 } else { 0 },
+            loss_tile: 13,
+            ..config(ranks, Sequence::Balanced, SEQ_LEN)
+        };
+        trains_as(config, &ALONE, &format!("{sharding} with {checkpointing} over {ranks}"));
+    }
+}
+
+/// Groups of ranks with sequences of their own: world = data parallel × context parallel.
+#[rstest]
+fn a_mesh_trains_as_one_rank(
+    #[values((2, 2), (4, 1), (1, 4), (2, 1), (2, 3))] (data_parallel, context_parallel): (usize, usize),
+    #[values(Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Full)] sharding: Sharding,
+) {
+    static FOUR: LazyLock<(Run, Run)> = LazyLock::new(|| {
+        let run = |dtype| train(TrainConfig { batch_size: 4, ..config(1, Sequence::Ring, SEQ_LEN) }, dtype);
+        (run(DType::F64), run(DType::F32))
+    });
+    let config = TrainConfig {
+        data_parallel,
+        sharding,
+        batch_size: 4,
+        checkpointing: Checkpointing::KeepAttention,
+        ..config(data_parallel * context_parallel, Sequence::Zigzag, SEQ_LEN)
+    };
+    trains_as(config, &FOUR, &format!("{data_parallel} x {context_parallel}, {sharding}"));
+}
+
+/// Fewer tokens than ranks: some have no tile, and all gather and reduce alike.
+#[rstest]
+fn ranks_without_tokens_keep_step(
+    #[values(Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Full)] sharding: Sharding,
+) {
+    let short = |ranks, sharding| TrainConfig {
+        sharding,
+        checkpointing: if ranks == 1 { Checkpointing::Store } else { Checkpointing::KeepAttention },
+        loss_tile: 2,
+        mlp_tile: 1,
+        ..config(ranks, Sequence::Zigzag, 3)
+    };
+    let alone = train(short(1, Sharding::None), DType::F32);
+    let run = train(short(5, sharding), DType::F32);
+    assert!(distance(&run.losses, &alone.losses) < 1e-3, "{:?} {:?}", run.losses, alone.losses);
+}
+
+/// bf16 layers with f32 parameters: the same as one rank's, within twice what bf16 costs one rank.
+#[test]
+fn bf16_layers_train_f32_parameters() {
+    let spread = |ranks, sharding| TrainConfig {
+        precision: Precision::Bf16,
+        sharding,
+        checkpointing: Checkpointing::KeepAttention,
+        ..config(ranks, Sequence::Balanced, SEQ_LEN)
+    };
+    let truth = &ALONE.0;
+    let alone = train(spread(1, Sharding::Full), DType::F32);
+    for sharding in [Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
+        let run = train(spread(4, sharding), DType::F32);
+        assert!(run.losses[19] < run.losses[0] - 1., "it learns: {:?}", run.losses);
+        let (off, naive) = (distance(&run.losses, &truth.losses), distance(&alone.losses, &truth.losses));
+        assert!(off <= 2. * naive, "{sharding}: {off:e}, one rank {naive:e}");
     }
 }
 
@@ -136,7 +214,8 @@ fn a_killed_rank_ends_the_run_with_its_name() {
     let error = local::run(3, TIME_LIMIT, move |comm| {
         let device = Device::flex().autodiff();
         let context = Context::new(comm.clone(), config.strategy.strategy(), config.seq_len)?;
-        let mut trainer = Trainer::new(config.clone(), model.clone().fork(&device).train(), context, device);
+        let mesh = Mesh::new(comm.clone(), 1).expect("one group");
+        let mut trainer = Trainer::new(config.clone(), &model, context, mesh, device);
         for step in 0..config.steps {
             assert!(step < 3 || comm.rank() != 1, "killed at step 3");
             trainer.step(step, &batches(&config))?;

@@ -5,6 +5,7 @@ use burn_distflash::{Layout, Rank};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -171,14 +172,30 @@ impl Batches {
     /// If `layout` is for sequences of another length.
     #[must_use]
     pub fn shard(&self, step: usize, layout: &Layout, rank: Rank, device: &Device) -> [Tensor<2, Int>; 2] {
+        self.part(step, 0..self.batch_size, layout, rank, device)
+    }
+
+    /// As [`shard`](Self::shard), of some of the batch's sequences.
+    ///
+    /// # Panics
+    /// If the batch has no such sequences, or the layout is of another length.
+    #[must_use]
+    pub fn part(
+        &self,
+        step: usize,
+        sequences: Range<usize>,
+        layout: &Layout,
+        rank: Rank,
+        device: &Device,
+    ) -> [Tensor<2, Int>; 2] {
         let starts = self.starts(step);
         [0, 1].map(|shift| {
             let row = |&start: &usize| {
                 let sequence = &self.text.tokens[start + shift..start + shift + self.seq_len];
                 layout.shard_slice(sequence, rank).into_iter().map(i64::from)
             };
-            let data: Vec<i64> = starts.iter().flat_map(row).collect();
-            Tensor::from_data(TensorData::new(data, [self.batch_size, layout.shard_len(rank)]), device)
+            let data: Vec<i64> = starts[sequences.clone()].iter().flat_map(row).collect();
+            Tensor::from_data(TensorData::new(data, [sequences.len(), layout.shard_len(rank)]), device)
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Gradients on their way into a replay and out of it.
 
-use super::leaves::Chain;
+use super::leaves::{Chain, seed};
 use super::op::Slot;
 use super::tensors::TensorMapper;
 use super::tiles::{Join, Slice, Tiles, concatenated};
@@ -27,12 +27,7 @@ impl TensorMapper for Root {
         };
         let slot = Slot::default();
         slot.put(grad.into_dispatch());
-        let seed = || {
-            let seed = Tensor::zeros([1], (&output.device(), output.dtype())).autodiff();
-            let strategy = output.gradient_checkpointing_strategy().expect("replays run under autodiff");
-            Chain::new(seed.with_gradient_checkpointing_strategy(strategy))
-        };
-        self.chain.get_or_insert_with(seed).hang(output.clone(), slot);
+        self.chain.get_or_insert_with(|| Chain::new(seed(&output))).hang(output.clone(), slot);
         output
     }
 }

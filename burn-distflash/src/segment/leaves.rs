@@ -7,7 +7,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 
 /// Whether autodiff tracks `tensor`.
-pub(super) fn is_tracked<const D: usize>(tensor: &Tensor<D>) -> bool {
+pub(crate) fn is_tracked<const D: usize>(tensor: &Tensor<D>) -> bool {
     let flag = Flag::default();
     drop(Dispatch::segment_probe(tensor.clone().into_dispatch(), flag.clone()));
     flag.is_set()
@@ -110,7 +110,7 @@ impl ModuleVisitor for Collect<'_> {
 }
 
 /// Hangs tensors on a chain of links, one slot each.
-pub(super) struct Chain {
+pub(crate) struct Chain {
     pub link: Tensor<1>,
     pub slots: Vec<Slot>,
 }
@@ -145,4 +145,60 @@ impl ModuleVisitor for Chain {
 pub(super) fn visit<M: Module, I: Tensors, V: TensorMapper + ModuleVisitor>(module: &M, inputs: &I, visitor: &mut V) {
     drop(inputs.clone().map_tensors(visitor));
     module.visit(visitor);
+}
+
+/// What runs along a chain, in the graph of `like`: all tensors of a graph share device and settings.
+pub(crate) fn seed<const D: usize>(like: &Tensor<D>) -> Tensor<1> {
+    joining(Tensor::zeros([1], (&like.device(), like.dtype())), like)
+}
+
+/// `tensor` as a constant in the graph of `like`, which is under autodiff.
+pub(crate) fn joining<const D: usize, const E: usize>(tensor: Tensor<D>, like: &Tensor<E>) -> Tensor<D> {
+    let strategy = like.gradient_checkpointing_strategy().expect("under autodiff");
+    tensor.autodiff().with_gradient_checkpointing_strategy(strategy)
+}
+
+/// The seed of the first tensor that is tracked, if any is.
+pub(super) struct First(pub Option<Tensor<1>>);
+
+impl TensorMapper for First {
+    fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        if self.0.is_none() && is_tracked(&tensor) {
+            self.0 = Some(seed(&tensor));
+        }
+        tensor
+    }
+}
+
+impl ModuleVisitor for First {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.map(param.val());
+    }
+}
+
+/// Makes values outputs of a hub.
+pub(crate) struct Outputs {
+    hub: Tensor<1>,
+    slots: std::vec::IntoIter<Slot>,
+}
+
+impl Outputs {
+    /// With a slot for the gradient of each.
+    pub fn new(hub: Tensor<1>, slots: Vec<Slot>) -> Self {
+        Self { hub, slots: slots.into_iter() }
+    }
+}
+
+impl TensorMapper for Outputs {
+    fn map<const D: usize>(&mut self, value: Tensor<D>) -> Tensor<D> {
+        let slot = self.slots.next().expect("a slot for each output");
+        Tensor::from_dispatch(Dispatch::segment_output(value.into_dispatch(), self.hub.clone().into_dispatch(), slot))
+    }
+}
+
+impl ModuleMapper for Outputs {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, value, mapper) = param.consume();
+        Param::from_mapped_value(id, self.map(value), mapper)
+    }
 }

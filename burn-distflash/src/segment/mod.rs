@@ -13,6 +13,7 @@ pub use op::{Flag, Replay, SegmentOps, Slot};
 pub use tensors::{TensorMapper, Tensors};
 pub use tiles::{Join, Tiles};
 
+pub(crate) use leaves::{Chain, Outputs, is_tracked, joining, seed};
 pub(crate) use tape::{Kept, keep, next_kept};
 
 use burn::module::Module;

@@ -29,11 +29,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Slot(Arc<Mutex<Option<DispatchTensor>>>);
 
 impl Slot {
-    pub(super) fn put(&self, tensor: DispatchTensor) {
+    pub(crate) fn put(&self, tensor: DispatchTensor) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tensor);
     }
 
-    pub(super) fn take(&self) -> Option<DispatchTensor> {
+    pub(crate) fn take(&self) -> Option<DispatchTensor> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -50,7 +50,7 @@ impl Flag {
 
 /// Runs a segment again and fills the slots of its inputs.
 #[derive(Clone)]
-pub struct Replay(pub(super) Arc<dyn Fn() + Send + Sync>);
+pub struct Replay(pub(crate) Arc<dyn Fn() + Send + Sync>);
 
 impl fmt::Debug for Replay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

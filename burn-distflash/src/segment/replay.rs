@@ -1,7 +1,7 @@
 //! A segment's two passes.
 
 use super::grads::{Add, JoinGrads, Nan, Narrow, Root};
-use super::leaves::{Chain, Collect, Detach, Leaves, Tracked, is_tracked, visit};
+use super::leaves::{Chain, Collect, Detach, First, Leaves, Outputs, Tracked, is_tracked, visit};
 use super::op::{Replay, SegmentOps, Slot};
 use super::saved::Saved;
 use super::tape::{Frame, Kept, within};
@@ -9,7 +9,7 @@ use super::tensors::{TensorMapper, Tensors};
 use super::tiles::{Slice, Tiles, joined};
 use super::{Checkpointing, Policy, SegmentError, check_segments, fail};
 use burn::backend::{Dispatch, DispatchTensor};
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::Tensor;
 use std::fmt;
 use std::marker::PhantomData;
@@ -33,26 +33,6 @@ pub(super) struct Segment<M, I, O, F> {
     in_slots: Vec<Slot>,
     out_slots: Vec<Slot>,
     outputs: PhantomData<fn() -> O>,
-}
-
-/// Device and settings of what is tracked: what every tensor of a graph must share.
-struct First(Option<Tensor<1>>);
-
-impl TensorMapper for First {
-    fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        if self.0.is_none() && is_tracked(&tensor) {
-            let strategy = tensor.gradient_checkpointing_strategy().expect("tracked, so autodiff is enabled");
-            let seed = Tensor::zeros([1], (&tensor.device(), tensor.dtype())).autodiff();
-            self.0 = Some(seed.with_gradient_checkpointing_strategy(strategy));
-        }
-        tensor
-    }
-}
-
-impl ModuleVisitor for First {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.map(param.val());
-    }
 }
 
 impl<M, I, O, F, E> Segment<M, I, O, F>
@@ -127,7 +107,7 @@ where
         };
         let replay = Replay(Arc::new(move || segment.fill()));
         let hub = Tensor::from_dispatch(Dispatch::segment_hub(chain.link.into_dispatch(), replay));
-        Ok(outputs.map_tensors(&mut Outputs { hub, slots: out_slots.into_iter() }))
+        Ok(outputs.map_tensors(&mut Outputs::new(hub, out_slots)))
     }
 
     /// Fills the slots of all that is tracked, with NaN where the replay fails.
@@ -232,17 +212,4 @@ fn dims<T: Tensors>(tensors: &T) -> Vec<Vec<usize>> {
     let mut dims = Dims(Vec::new());
     drop(tensors.clone().map_tensors(&mut dims));
     dims.0
-}
-
-/// Makes values outputs of a hub.
-struct Outputs {
-    hub: Tensor<1>,
-    slots: std::vec::IntoIter<Slot>,
-}
-
-impl TensorMapper for Outputs {
-    fn map<const D: usize>(&mut self, value: Tensor<D>) -> Tensor<D> {
-        let slot = self.slots.next().expect("a slot for each output");
-        Tensor::from_dispatch(Dispatch::segment_output(value.into_dispatch(), self.hub.clone().into_dispatch(), slot))
-    }
 }

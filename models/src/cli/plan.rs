@@ -4,8 +4,8 @@ use super::Failure;
 use super::schedule::{len, mask};
 use crate::llama::LlamaConfig;
 use crate::method::Method;
-use crate::planner::{self, Checkpointing, Cluster, Estimate, MaskKind, Sharding, Workload};
-use burn_distflash::Strategy;
+use crate::planner::{self, Cluster, Estimate, MaskKind, Workload};
+use burn_distflash::{Checkpointing, Sharding, Strategy};
 use clap::{Args, ValueHint};
 use std::fs;
 use std::path::PathBuf;
@@ -43,11 +43,11 @@ pub struct PlanCommand {
     /// The strategy to show; auto is the fastest that fits, or what sends least of those within half a percent of it.
     #[arg(long, default_value = "auto")]
     strategy: String,
-    /// What of the forward pass is kept for backward.
-    #[arg(long, value_enum, default_value = "keep-attention")]
+    /// What of the forward pass is kept for backward: store, boundary or keep-attention.
+    #[arg(long, default_value = "keep-attention")]
     checkpointing: Checkpointing,
-    /// Where parameters, gradients and optimizer state are.
-    #[arg(long, value_enum, default_value = "full")]
+    /// What is spread over devices: none, optimizer (ZeRO 1), gradients (2) or full (3).
+    #[arg(long, default_value = "full")]
     sharding: Sharding,
     /// Start a step's transfers only when the step before is computed.
     #[arg(long)]

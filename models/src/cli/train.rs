@@ -3,7 +3,7 @@
 use super::Failure;
 use super::settings::{parse, resolve};
 use crate::method::{Method, UnknownMethod};
-use crate::planner::{self, Checkpointing, Cluster, MaskKind, Sharding, Workload};
+use crate::planner::{self, Cluster, MaskKind, Workload};
 use crate::train::{Summary, TrainConfig, train};
 use clap::{Args, ValueHint};
 use serde::Serialize;
@@ -146,8 +146,8 @@ fn choose_strategy(config: &mut TrainConfig) -> Result<String, String> {
         model: config.model.clone(),
         seq_len: config.seq_len,
         mask: MaskKind::Causal,
-        checkpointing: Checkpointing::Store,
-        sharding: Sharding::None,
+        checkpointing: config.checkpointing,
+        sharding: config.sharding,
         overlap: true,
     };
     let choice = planner::choose(&workload, &cluster).map_err(|error| error.to_string())?;

@@ -14,6 +14,7 @@ mod mlp;
 mod model;
 mod presets;
 mod rope;
+mod sharded;
 mod weights;
 
 pub use attention::SelfAttention;
@@ -25,4 +26,5 @@ pub use mlp::Mlp;
 pub use model::{Decoder, Llama};
 pub use presets::UnknownPreset;
 pub use rope::RotaryEmbedding;
+pub use sharded::{Gathering, ShardedLlama};
 pub use weights::WeightsError;

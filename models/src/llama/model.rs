@@ -15,9 +15,9 @@ use burn_distflash::{AttentionError, Context, Sequence, segment};
 /// Embedding, layers and final norm.
 #[derive(Module, Debug)]
 pub struct Decoder {
-    embed_tokens: Embedding,
-    layers: Vec<DecoderLayer>,
-    norm: RmsNorm,
+    pub(super) embed_tokens: Embedding,
+    pub(super) layers: Vec<DecoderLayer>,
+    pub(super) norm: RmsNorm,
 }
 
 /// A Llama with its language-model head (Touvron et al., arXiv 2302.13971).
@@ -36,13 +36,13 @@ pub struct Decoder {
 /// ```
 #[derive(Module, Debug)]
 pub struct Llama {
-    model: Decoder,
+    pub(super) model: Decoder,
     /// Absent where the head is the embedding.
-    lm_head: Option<Linear>,
+    pub(super) lm_head: Option<Linear>,
     #[module(skip)]
-    head_dim: usize,
+    pub(super) head_dim: usize,
     #[module(skip)]
-    rope_theta: f64,
+    pub(super) rope_theta: f64,
 }
 
 impl Llama {
@@ -112,8 +112,7 @@ impl Llama {
         context: &Context,
     ) -> Result<Tensor<3>, AttentionError> {
         let mut x = self.model.embed_tokens.forward(tokens);
-        let positions = context.layout().positions(context.rank());
-        let rope = RotaryEmbedding::new(&positions, self.head_dim, self.rope_theta, x.dtype(), &x.device());
+        let rope = rope(self.head_dim, self.rope_theta, &x, context);
         for (i, layer) in self.model.layers.iter().enumerate() {
             let (rope, context, of_layer) = (rope.clone(), context.clone(), execution.clone());
             x = segment(layer, x, execution.policy(i), move |layer: &DecoderLayer, x| {
@@ -154,4 +153,10 @@ impl Llama {
         }
         self.head().loss(x, labels, execution)
     }
+}
+
+/// The rotary embedding of this rank's tokens.
+pub(super) fn rope(head_dim: usize, theta: f64, like: &Tensor<3>, context: &Context) -> RotaryEmbedding {
+    let positions = context.layout().positions(context.rank());
+    RotaryEmbedding::new(&positions, head_dim, theta, like.dtype(), &like.device())
 }

@@ -18,4 +18,4 @@ pub use cluster::{Cluster, ClusterError, DeviceSpec, Link, Rate};
 pub use events::{Activity, Scale, Sent, Span, Timeline, simulate};
 pub use report::{human_bytes, human_len, human_seconds, table};
 pub use step::{Estimate, candidates};
-pub use workload::{Checkpointing, MaskKind, Sharding, Workload};
+pub use workload::{MaskKind, Workload};

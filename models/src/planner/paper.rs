@@ -2,11 +2,11 @@
 
 use super::cluster::Cluster;
 use super::events::simulate;
-use super::workload::{Checkpointing, MaskKind, Sharding, Workload};
+use super::workload::{MaskKind, Workload};
 use crate::llama::LlamaConfig;
 use crate::method::Method;
 use burn_distflash::schedule::Pass;
-use burn_distflash::{PlanError, Sequence, Strategy};
+use burn_distflash::{Checkpointing, PlanError, Sequence, Sharding, Strategy};
 
 /// One number of the paper.
 #[derive(Clone, Debug, PartialEq)]

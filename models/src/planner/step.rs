@@ -2,10 +2,10 @@
 
 use super::cluster::Cluster;
 use super::events::{Scale, Timeline, simulate};
-use super::workload::{Checkpointing, MaskKind, Sharding, Workload};
+use super::workload::{MaskKind, Workload};
 use crate::method::Method;
 use burn_distflash::schedule::{AttentionShape, Pass};
-use burn_distflash::{Plan, PlanError, Sequence, Strategy};
+use burn_distflash::{Checkpointing, Plan, PlanError, Sequence, Sharding, Strategy};
 
 /// What a step costs. Seconds are those of the slowest rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -269,7 +269,7 @@ impl Workload {
         let bytes = match self.sharding {
             Sharding::Full => parameters * (2. * ELEMENT + 4.),
             // An all-reduce of gradients, or its two halves.
-            Sharding::None | Sharding::Optimizer => parameters * (4. + ELEMENT),
+            Sharding::None | Sharding::Optimizer | Sharding::Gradients => parameters * (4. + ELEMENT),
         };
         let moving = bytes / (self.slowest_link(cluster) * 1e9);
         // The first layer's gather and the last layer's scatter have nothing beside them.
@@ -286,6 +286,7 @@ impl Workload {
             (Method::MegatronLm, _) => parameters * (ELEMENT + 16.) / ranks,
             (_, Sharding::None) => parameters * (ELEMENT + 16.),
             (_, Sharding::Optimizer) => parameters * (ELEMENT + 4. + 12. / ranks),
+            (_, Sharding::Gradients) => parameters * (ELEMENT + 16. / ranks),
             (_, Sharding::Full) => parameters * 16. / ranks + 2. * model.layer_parameters() as f64 * (ELEMENT + 4.),
         };
         let (hidden, inner) = (model.hidden_size as f64, model.intermediate_size as f64);

@@ -1,32 +1,7 @@
 //! What is to be trained, and under which settings.
 
 use crate::llama::LlamaConfig;
-use burn_distflash::{Mask, MaskError};
-use serde::{Deserialize, Serialize};
-
-/// What of the forward pass is kept for the backward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Checkpointing {
-    /// Everything.
-    Store,
-    /// The input of each layer; backward runs its forward again.
-    Boundary,
-    /// Also the output of attention, which is never run again.
-    KeepAttention,
-}
-
-/// Where parameters, gradients and optimizer state are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Sharding {
-    /// All of them on every rank.
-    None,
-    /// Optimizer state is shared (ZeRO 1).
-    Optimizer,
-    /// Everything is (ZeRO 3, FSDP).
-    Full,
-}
+use burn_distflash::{Checkpointing, Mask, MaskError, Sharding};
 
 /// Which tokens see which, in words that scale with the length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

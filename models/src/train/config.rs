@@ -1,9 +1,10 @@
 //! What to train and how.
 
-use crate::llama::{ConfigError, LlamaConfig};
+use crate::llama::{ConfigError, Execution, LlamaConfig};
+use crate::loss::LossOptions;
 use crate::method::Method;
-use burn::tensor::Device;
-use burn_distflash::{Sequence, StrategyError};
+use burn::tensor::{DType, Device};
+use burn_distflash::{Checkpointing, Sequence, Sharding, Strategy, StrategyError};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -18,6 +19,18 @@ pub struct TrainConfig {
     pub ranks: usize,
     /// Who owns and computes what.
     pub strategy: Method,
+    /// Groups of ranks that have sequences of the batch to themselves; the ranks of a group share theirs.
+    pub data_parallel: usize,
+    /// What each layer keeps for backward.
+    pub checkpointing: Checkpointing,
+    /// What is spread over ranks.
+    pub sharding: Sharding,
+    /// What layers compute in, where parameters are spread.
+    pub precision: Precision,
+    /// Tokens of which an MLP's inner width exists at a time; 0 for all.
+    pub mlp_tile: usize,
+    /// Tokens of which logits exist at a time.
+    pub loss_tile: usize,
     /// Where the ranks compute.
     pub device: DeviceKind,
     /// Tokens of a sequence, over all ranks.
@@ -40,8 +53,37 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Seconds after which a rank that hears nothing from another gives up.
     pub time_limit: u64,
+    /// What the loss adds.
+    pub loss: LossOptions,
     /// Sizes of the model.
     pub model: LlamaConfig,
+}
+
+/// What layers compute in.
+///
+/// | | `f32` | `bf16` |
+/// |---|---|---|
+/// | parameters that are updated, moments, sums of gradients over ranks and tiles | f32 | f32 |
+/// | parameters as layers see them, activations, their gradients, what travels of them | f32 | bf16 |
+/// | attention's accumulators, partials and lse; softmax and loss; mean squares of norms | f32 | f32 |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// Single.
+    F32,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Precision {
+    /// As Burn knows it.
+    #[must_use]
+    pub fn dtype(self) -> DType {
+        match self {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        }
+    }
 }
 
 /// Where ranks compute.
@@ -69,6 +111,12 @@ impl Default for TrainConfig {
             data: None,
             ranks: 4,
             strategy: Sequence::Balanced.into(),
+            data_parallel: 1,
+            checkpointing: Checkpointing::Store,
+            sharding: Sharding::None,
+            precision: Precision::F32,
+            mlp_tile: 0,
+            loss_tile: 2048,
             device: DeviceKind::Flex,
             seq_len: 1024,
             batch_size: 2,
@@ -80,6 +128,7 @@ impl Default for TrainConfig {
             clip_norm: 1.,
             seed: 1,
             time_limit: 60,
+            loss: LossOptions::default(),
             model: LlamaConfig::default(),
         }
     }
@@ -102,6 +151,19 @@ pub enum TrainConfigError {
         /// What it can be.
         expected: &'static str,
     },
+    /// Groups that do not divide the ranks or the batch.
+    #[error("data_parallel is {data_parallel}; expected a number that divides {what} ({count})")]
+    DataParallel {
+        /// As given.
+        data_parallel: usize,
+        /// What it does not divide.
+        what: &'static str,
+        /// Of which there are so many.
+        count: usize,
+    },
+    /// Settings that do not go together.
+    #[error("{0}")]
+    Together(&'static str),
     /// A strategy whose groups do not divide the ranks.
     #[error(transparent)]
     Strategy(#[from] StrategyError),
@@ -122,24 +184,68 @@ impl TrainConfig {
             ("batch_size", self.batch_size),
             ("steps", self.steps),
             ("time_limit", self.time_limit as usize),
+            ("data_parallel", self.data_parallel),
+            ("loss_tile", self.loss_tile),
         ];
         if let Some((name, _)) = counts.into_iter().find(|count| count.1 == 0) {
             return Err(TrainConfigError::Zero(name));
         }
         let is_share = (0. ..=1.).contains(&self.final_lr_share);
         let is_decay = self.weight_decay.is_finite() && self.weight_decay >= 0.;
+        let is_smoothing = (0. ..1.).contains(&self.loss.label_smoothing);
+        let is_z = self.loss.z_loss.is_finite() && self.loss.z_loss >= 0.;
         let positive = |value: f64| value.is_finite() && value > 0.;
         let numbers = [
             ("learning_rate", self.learning_rate, positive(self.learning_rate), "a positive number"),
             ("final_lr_share", self.final_lr_share, is_share, "a number from 0 to 1"),
             ("weight_decay", self.weight_decay, is_decay, "a number of at least 0"),
             ("clip_norm", self.clip_norm, positive(self.clip_norm), "a positive number"),
+            ("label_smoothing", self.loss.label_smoothing, is_smoothing, "a number from 0 to below 1"),
+            ("z_loss", self.loss.z_loss, is_z, "a number of at least 0"),
         ];
         if let Some((name, value, _, expected)) = numbers.into_iter().find(|number| !number.2) {
             return Err(TrainConfigError::Number { name, value: value.to_string(), expected });
         }
-        self.strategy.check(self.ranks)?;
+        for (what, count) in [("ranks", self.ranks), ("batch_size", self.batch_size)] {
+            if !count.is_multiple_of(self.data_parallel) {
+                return Err(TrainConfigError::DataParallel { data_parallel: self.data_parallel, what, count });
+            }
+        }
+        if self.precision != Precision::F32 && self.sharding == Sharding::None {
+            let message =
+                "precision bf16 needs parameters in f32 to update; set sharding to optimizer, gradients or full";
+            return Err(TrainConfigError::Together(message));
+        }
+        let is_plain = self.sharding == Sharding::None && self.checkpointing == Checkpointing::Store;
+        if self.strategy == Method::MegatronLm && !is_plain {
+            let message = "strategy megatron-lm, a baseline, takes neither sharding nor checkpointing";
+            return Err(TrainConfigError::Together(message));
+        }
+        let keeps = self.checkpointing == Checkpointing::KeepAttention;
+        if keeps && self.strategy == Method::Context(Strategy::RingSelfAttention) {
+            let message =
+                "strategy ring-self-attention, a baseline, has no attention output to keep; use checkpointing boundary";
+            return Err(TrainConfigError::Together(message));
+        }
+        self.strategy.check(self.ranks_of_a_sequence())?;
         Ok(self.model.validate()?)
+    }
+
+    /// Ranks that share a sequence.
+    #[must_use]
+    pub fn ranks_of_a_sequence(&self) -> usize {
+        self.ranks / self.data_parallel
+    }
+
+    /// How the model is run.
+    #[must_use]
+    pub fn execution(&self) -> Execution {
+        Execution {
+            mlp_tile: (self.mlp_tile > 0).then_some(self.mlp_tile),
+            loss_tile: self.loss_tile,
+            loss: self.loss,
+            ..Execution::checkpointed(self.checkpointing)
+        }
     }
 
     /// The learning rate of `step`, counted from 0: rises linearly over the warm-up, then falls along a

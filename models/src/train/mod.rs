@@ -5,7 +5,7 @@ mod progress;
 mod run_folder;
 mod step;
 
-pub use config::{DeviceKind, TrainConfig, TrainConfigError};
+pub use config::{DeviceKind, Precision, TrainConfig, TrainConfigError};
 pub use progress::Progress;
 pub use run_folder::{Metrics, RunFolder, RunFolderError};
 pub use step::{StepOutcome, Trainer};
@@ -14,10 +14,9 @@ use crate::data::{Batches, DataError, Text};
 use crate::llama::{Llama, WeightsError};
 use crate::method::Method;
 use crate::plot::{PlotError, loss_curve, schedule_timeline};
-use burn::module::Module;
 use burn_distflash::comm::local::{self, RunError};
 use burn_distflash::schedule::AttentionShape;
-use burn_distflash::{AttentionError, Context, Mask, Plan, PlanError};
+use burn_distflash::{AttentionError, Context, Mask, Mesh, Plan, PlanError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -86,8 +85,13 @@ pub fn train(config: TrainConfig, runs: &Path, name: Option<&str>) -> Result<Sum
     let text = config.data.as_deref().map_or_else(|| Ok(Text::excerpt()), Text::read)?;
     let unigram_entropy = text.unigram_entropy();
     let batches = text.batches(config.seq_len, config.batch_size, config.model.vocab_size, config.seed)?;
-    let plan =
-        Plan::new(config.strategy.strategy(), &Mask::causal(), config.seq_len, config.ranks, attention_shape(&config))?;
+    let plan = Plan::new(
+        config.strategy.strategy(),
+        &Mask::causal(),
+        config.seq_len,
+        config.ranks_of_a_sequence(),
+        attention_shape(&config),
+    )?;
 
     let mut folder = RunFolder::create(runs, name, &config)?;
     let title = format!("{} over {} ranks, {} tokens", config.strategy, config.ranks, config.seq_len);
@@ -124,7 +128,7 @@ pub fn train(config: TrainConfig, runs: &Path, name: Option<&str>) -> Result<Sum
 fn attention_shape(config: &TrainConfig) -> AttentionShape {
     let model = &config.model;
     AttentionShape {
-        batch: config.batch_size,
+        batch: config.batch_size / config.data_parallel,
         heads: model.num_attention_heads,
         kv_heads: model.num_key_value_heads,
         head_dim: model.head_dim,
@@ -195,18 +199,17 @@ pub fn train_from(
     let (world_size, time_limit) = (config.ranks, Duration::from_secs(config.time_limit));
     let models = local::run(world_size, time_limit, move |comm| {
         let device = config.device.device().autodiff();
-        let context = Context::new(comm, config.strategy.strategy(), config.seq_len)?;
-        // A fork, not a clone: clones share their leaves, and with them the autodiff graphs.
-        let model = model.clone().fork(&device).train();
-        let rank = context.rank();
-        let mut trainer = Trainer::new(config.clone(), model, context, device);
+        let rank = comm.rank();
+        let mesh = Mesh::new(comm, config.data_parallel).expect("a validated mesh");
+        let context = Context::new(mesh.context().clone(), config.strategy.strategy(), config.seq_len)?;
+        let mut trainer = Trainer::new(config.clone(), &model, context, mesh, device);
         for step in 0..config.steps {
             let outcome = trainer.step(step, &batches)?;
             if rank == 0 {
                 report(outcome);
             }
         }
-        Ok::<_, AttentionError>(trainer.into_model().valid())
+        Ok::<_, AttentionError>(trainer.into_model()?)
     })?;
     Ok(models.into_iter().next().expect("at least one rank"))
 }

@@ -1,0 +1,12 @@
+//! Parameters, gradients and optimizer state spread over ranks.
+
+mod gather;
+mod mesh;
+mod norm;
+mod sharded;
+mod sharding;
+
+pub use mesh::{Mesh, MeshError};
+pub use norm::clip_shards;
+pub use sharded::Sharded;
+pub use sharding::{Sharding, UnknownSharding};

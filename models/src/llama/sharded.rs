@@ -1,0 +1,126 @@
+//! A Llama of which each rank holds a part.
+
+use super::block::DecoderLayer;
+use super::execution::Execution;
+use super::head::Head;
+use super::model::{Decoder, Llama, rope};
+use burn::module::Module;
+use burn::nn::{Embedding, Linear, RmsNorm};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Gradients, Int, Tensor};
+use burn_distflash::{AttentionError, Checkpointing, CommError, Communicator, Context, Policy, Sharded, segment};
+use std::sync::Arc;
+
+/// A [`Llama`] whose parameters are spread over ranks, unit by unit: embedding, layers, final norm, head.
+#[derive(Module, Debug)]
+pub struct ShardedLlama {
+    embed_tokens: Sharded<Embedding>,
+    layers: Vec<Sharded<DecoderLayer>>,
+    norm: Sharded<RmsNorm>,
+    lm_head: Option<Sharded<Linear>>,
+    #[module(skip)]
+    head_dim: usize,
+    #[module(skip)]
+    rope_theta: f64,
+}
+
+/// Who has the parts, and the dtype of what is gathered from them.
+#[derive(Clone, Debug)]
+pub struct Gathering {
+    /// All ranks.
+    pub group: Arc<dyn Communicator>,
+    /// What is computed in.
+    pub dtype: DType,
+}
+
+impl ShardedLlama {
+    /// This rank's part of a model that all ranks have whole.
+    #[must_use]
+    pub fn new(model: &Llama, rank: usize, world_size: usize) -> Self {
+        let Llama { model: Decoder { embed_tokens, layers, norm }, lm_head, head_dim, rope_theta } = model;
+        Self {
+            embed_tokens: Sharded::new(embed_tokens, rank, world_size),
+            layers: layers.iter().map(|layer| Sharded::new(layer, rank, world_size)).collect(),
+            norm: Sharded::new(norm, rank, world_size),
+            lm_head: lm_head.as_ref().map(|head| Sharded::new(head, rank, world_size)),
+            head_dim: *head_dim,
+            rope_theta: *rope_theta,
+        }
+    }
+
+    /// The whole model, on every rank. Differentiable: backward leaves each rank the sums of its own gradients.
+    ///
+    /// # Errors
+    /// If ranks lose each other.
+    pub fn gather(&self, Gathering { group, dtype }: &Gathering) -> Result<Llama, CommError> {
+        let layers = self.layers.iter().map(|layer| layer.gather(group, *dtype));
+        let model = Decoder {
+            embed_tokens: self.embed_tokens.gather(group, *dtype)?,
+            layers: layers.collect::<Result<_, _>>()?,
+            norm: self.norm.gather(group, *dtype)?,
+        };
+        let lm_head = self.lm_head.as_ref().map(|head| head.gather(group, *dtype)).transpose()?;
+        Ok(Llama { model, lm_head, head_dim: self.head_dim, rope_theta: self.rope_theta })
+    }
+
+    /// This rank's part of the sum of all ranks' gradients of a whole model that was gathered and made leaves.
+    ///
+    /// # Errors
+    /// If ranks lose each other.
+    pub fn reduce(
+        &self,
+        whole: &Llama,
+        mut grads: Gradients,
+        group: &dyn Communicator,
+    ) -> Result<GradientsParams, CommError> {
+        let mut own = GradientsParams::new();
+        self.embed_tokens.reduce(&whole.model.embed_tokens, &mut grads, group, &mut own)?;
+        for (layer, whole) in self.layers.iter().zip(&whole.model.layers) {
+            layer.reduce(whole, &mut grads, group, &mut own)?;
+        }
+        self.norm.reduce(&whole.model.norm, &mut grads, group, &mut own)?;
+        if let (Some(head), Some(whole)) = (&self.lm_head, &whole.lm_head) {
+            head.reduce(whole, &mut grads, group, &mut own)?;
+        }
+        Ok(own)
+    }
+
+    /// As [`Llama::loss`], with each layer's parameters on this rank only while it is computed, forward and backward.
+    /// A layer that is to store everything stores its parameters as well.
+    ///
+    /// # Errors
+    /// See [`dist_attention`](burn_distflash::dist_attention).
+    pub fn loss(
+        &self,
+        [tokens, labels]: [Tensor<2, Int>; 2],
+        execution: &Execution,
+        context: &Context,
+        gathering: &Gathering,
+    ) -> Result<Tensor<1>, AttentionError> {
+        let boundary = Policy::from(Checkpointing::Boundary);
+        let of_embedding = gathering.clone();
+        let mut x: Tensor<3> = segment(&self.embed_tokens, (), boundary, move |embedding: &Sharded<Embedding>, ()| {
+            let embedding = embedding.gather(&of_embedding.group, of_embedding.dtype)?;
+            Ok::<_, AttentionError>(embedding.forward(tokens.clone()))
+        })?;
+        let rope = rope(self.head_dim, self.rope_theta, &x, context);
+        for (i, layer) in self.layers.iter().enumerate() {
+            let (rope, context, of_layer) = (rope.clone(), context.clone(), execution.clone());
+            let gathering = gathering.clone();
+            x = segment(layer, x, execution.policy(i), move |layer: &Sharded<DecoderLayer>, x| {
+                layer.gather(&gathering.group, gathering.dtype)?.forward(x, &rope, &of_layer, &context)
+            })?;
+        }
+        // Its backward follows at once: gathering it again would free nothing.
+        let Gathering { group, dtype } = gathering;
+        let head = Head {
+            norm: self.norm.gather(group, *dtype)?,
+            lm_head: self.lm_head.as_ref().map(|head| head.gather(group, *dtype)).transpose()?,
+            embedding: match self.lm_head {
+                Some(_) => None,
+                None => Some(self.embed_tokens.gather(group, *dtype)?),
+            },
+        };
+        head.loss(x, labels, execution)
+    }
+}
