@@ -10,7 +10,7 @@ use burn_distflash::{
     AttentionError, AttentionOptions, Checkpointing, Context, Join, Mask, Policy, SegmentError, Strategy, Tiles,
     check_segments, dist_attention, segment, tiled_segment,
 };
-use distflash_tests::{Draw, TIME_LIMIT};
+use distflash_tests::{Draw, TIME_LIMIT, device};
 use rstest::rstest;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -96,7 +96,7 @@ fn input(context: &Context, device: &Device) -> Tensor<3> {
 /// What each rank gets: its gradients, and how many calls of attention it took.
 fn train(world_size: usize, strategy: Strategy, policy: Option<Policy>) -> Vec<(Vec<Vec<f32>>, u64)> {
     local::run(world_size, TIME_LIMIT, move |comm| {
-        let device = Device::flex().autodiff();
+        let device = device().autodiff();
         let context = Context::new(comm, strategy, SEQ_LEN)?;
         let layers: Vec<Layer> = (0..LAYERS).map(|i| Layer::new(i as u64, &device)).collect();
         let options = AttentionOptions::masked(Mask::causal().with_window(30, 0).expect("a window"));
@@ -145,7 +145,7 @@ fn gradients_are_the_same_to_the_bit_and_attention_runs_once(
 
 /// Runs `body` with one layer and one rank.
 fn alone<R>(body: impl FnOnce(Layer, Tensor<3>, Context) -> R) -> R {
-    let device = Device::flex().autodiff();
+    let device = device().autodiff();
     let context = Context::solo(SEQ_LEN);
     let x = input(&context, &device);
     body(Layer::new(3, &device), x, context)
@@ -230,7 +230,7 @@ fn what_is_frozen_gets_no_gradient_and_what_is_not_still_does() {
 
 #[test]
 fn without_autodiff_it_is_the_closure_alone() {
-    let device = Device::flex();
+    let device = device();
     let x = Tensor::<2>::ones([2, WIDTH], &device);
     let layer = linear(WIDTH, 4, &mut Draw::new(1), &device);
     let y = segment(&layer, x.clone(), Checkpointing::KeepAttention, |layer: &Linear, x: Tensor<2>| {
@@ -245,7 +245,7 @@ fn tiles_give_the_same_as_the_whole(
     #[values(1, 4, 5, 100)] tile: usize,
     #[values(Checkpointing::Store, Checkpointing::Boundary)] checkpointing: Checkpointing,
 ) {
-    let device = Device::flex().autodiff();
+    let device = device().autodiff();
     let run = |is_tiled: bool| {
         let layer = Layer::new(3, &device);
         let draw = |seed| {
@@ -292,7 +292,7 @@ fn tiles_give_the_same_as_the_whole(
 
 #[test]
 fn tiles_of_inputs_of_different_lengths_are_refused() {
-    let device = Device::flex().autodiff();
+    let device = device().autodiff();
     let inputs = [5, 7].map(|len| Tensor::<2>::ones([len, 2], &device).require_grad());
     let tiles = Tiles { dim: 0, len: 2, join: Join::Cat };
     let refused = tiled_segment(
@@ -389,7 +389,7 @@ fn a_replay_that_fails_on_one_rank_reaches_all(
 ) {
     let start = std::time::Instant::now();
     let error = local::run(world_size, TIME_LIMIT, move |comm| {
-        let device = Device::flex().autodiff();
+        let device = device().autodiff();
         let context = Context::new(comm, "balanced".parse::<Strategy>().unwrap(), SEQ_LEN)?;
         let layer = Layer::new(1, &device);
         let mut x = input(&context, &device);

@@ -9,8 +9,9 @@ mod table;
 mod timing;
 mod verify;
 
+pub use distflash_tests::Counting;
 pub use machine::machine;
-pub use memory::{Counting, used_mib};
+pub use memory::used_mib;
 pub use problem::{Inputs, Pass, Problem};
 pub use subject::Subject;
 pub use table::{Measured, Table};

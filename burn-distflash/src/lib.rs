@@ -36,8 +36,8 @@ pub use mask::{Mask, MaskError};
 pub use op::DistAttention;
 pub use plan::{Plan, PlanError};
 pub use segment::{
-    Checkpointing, Flag, Join, Policy, Replay, SegmentError, SegmentOps, Slot, TensorMapper, Tensors, Tiles,
-    UnknownCheckpointing, check_segments, segment, tiled_segment,
+    Checkpointing, Flag, Join, KeptBytes, Policy, Replay, SegmentError, SegmentOps, Slot, TensorMapper, Tensors, Tiles,
+    UnknownCheckpointing, check_segments, kept_by_segments, segment, tiled_segment,
 };
 pub use strategy::{Sequence, Strategy, StrategyError, UnknownStrategy};
 pub use tokens::{gather_tokens, sum_tokens};

@@ -115,4 +115,104 @@ mod tests {
         let (logits, labels) = (Tensor::zeros([2, 0, 5], &device), Tensor::<2, Int>::zeros([2, 0], &device));
         assert_eq!(summed_cross_entropy(logits, labels).into_scalar::<f32>(), 0.);
     }
+
+    /// In f64, by the formula.
+    fn oracle(logits: &[Vec<f64>], labels: &[i64], options: LossOptions) -> f64 {
+        let of = |(row, &label): (&Vec<f64>, &i64)| {
+            if label == IGNORED {
+                return 0.;
+            }
+            let lse = row.iter().map(|x| x.exp()).sum::<f64>().ln();
+            let LossOptions { label_smoothing, z_loss } = options;
+            let mean = row.iter().sum::<f64>() / row.len() as f64;
+            lse - (1. - label_smoothing) * row[label as usize] - label_smoothing * mean + z_loss * lse * lse
+        };
+        logits.iter().zip(labels).map(of).sum()
+    }
+
+    const WIDTH: usize = 6;
+    const VOCAB: usize = 11;
+
+    /// The loss and the gradients of `x` and the head's weight.
+    fn run(len: usize, tile_len: Option<usize>, options: LossOptions) -> (f64, Vec<f64>, Vec<f64>, f64) {
+        let device = Device::flex().autodiff();
+        let drawn = |seed: usize, count: usize| -> Vec<f64> {
+            (0..count).map(|i| ((i * 37 + seed * 101) % 64) as f64 / 32. - 1.).collect()
+        };
+        let tensor = |values: Vec<f64>, shape: Vec<usize>| burn::tensor::TensorData::new(values, shape);
+        let weight = drawn(1, WIDTH * VOCAB);
+        let head = burn::nn::Linear {
+            weight: burn::module::Param::from_tensor(Tensor::from_data(
+                tensor(weight.clone(), vec![WIDTH, VOCAB]),
+                (&device, DType::F64),
+            )),
+            bias: None,
+        };
+        let values = drawn(2, 2 * len * WIDTH);
+        let x =
+            Tensor::<3>::from_data(tensor(values.clone(), vec![2, len, WIDTH]), (&device, DType::F64)).require_grad();
+        let labels: Vec<i64> =
+            (0..2 * len).map(|i| if i % 5 == 3 { IGNORED } else { (i * 7 % VOCAB) as i64 }).collect();
+        let label_tensor =
+            Tensor::<2, Int>::from_data(burn::tensor::TensorData::new(labels.clone(), [2, len]), &device);
+        let loss = match tile_len {
+            Some(tile_len) => {
+                tiled_loss(&head, x.clone(), label_tensor, options, tile_len, |head: &burn::nn::Linear, x| {
+                    Ok::<_, SegmentError>(head.forward(x))
+                })
+                .unwrap()
+            }
+            None => summed_loss(head.forward(x.clone()).flatten(0, 1), label_tensor.flatten(0, 1), options),
+        };
+        let grads = loss.backward();
+        let read = |grad: Option<Vec<f64>>| grad.unwrap_or_default();
+        let of_x = read(x.grad(&grads).map(|g| g.into_data().iter().collect()));
+        let of_weight = read(head.weight.val().grad(&grads).map(|g| g.into_data().iter().collect()));
+        let row = |token: usize| -> Vec<f64> {
+            let x = &values[token * WIDTH..][..WIDTH];
+            (0..VOCAB).map(|v| (0..WIDTH).map(|i| x[i] * weight[i * VOCAB + v]).sum()).collect()
+        };
+        let truth = oracle(&(0..2 * len).map(row).collect::<Vec<_>>(), &labels, options);
+        (loss.into_scalar::<f64>(), of_x, of_weight, truth)
+    }
+
+    #[test]
+    fn smoothing_and_z_loss_are_their_formulas_in_any_tiles() {
+        for options in [
+            LossOptions::default(),
+            LossOptions { label_smoothing: 0.1, ..LossOptions::default() },
+            LossOptions { label_smoothing: 0.3, z_loss: 0.01 },
+        ] {
+            for len in [0, 1, 4, 17] {
+                let (whole, whole_x, whole_weight, truth) = run(len, None, options);
+                assert!((whole - truth).abs() < 1e-12 * (1. + truth.abs()), "{whole} {truth}");
+                for tile_len in [1, 3, 8, 1000] {
+                    let (tiled, of_x, of_weight, _) = run(len, Some(tile_len), options);
+                    assert!((tiled - truth).abs() < 1e-12 * (1. + truth.abs()), "{tiled} {truth}");
+                    for (ours, plain) in of_x.iter().zip(&whole_x).chain(of_weight.iter().zip(&whole_weight)) {
+                        assert!((ours - plain).abs() < 1e-12, "{len} in tiles of {tile_len}: {ours} {plain}");
+                    }
+                    assert_eq!((of_x.len(), of_weight.len()), (2 * len * WIDTH, WIDTH * VOCAB));
+                }
+            }
+        }
+    }
+
+    /// A derivative by hand: the tests above would agree on a wrong gradient.
+    #[test]
+    fn gradients_are_differences_of_the_loss() {
+        let options = LossOptions { label_smoothing: 0.2, z_loss: 0.05 };
+        let device = Device::flex().autodiff();
+        let at = |first: f64| {
+            let row = vec![first, -0.3, 0.9];
+            let data = burn::tensor::TensorData::new(row, [1, 3]);
+            let logits = Tensor::<2>::from_data(data, (&device, DType::F64)).require_grad();
+            let loss = summed_loss(logits.clone(), Tensor::from_ints([2], &device), options);
+            let grad = logits.grad(&loss.backward()).unwrap().into_data().iter::<f64>().next().unwrap();
+            (loss.into_scalar::<f64>(), grad)
+        };
+        let step = 1e-5;
+        let difference = (at(0.4 + step).0 - at(0.4 - step).0) / (2. * step);
+        assert!((difference - at(0.4).1).abs() < 1e-9, "{difference} {}", at(0.4).1);
+    }
 }

@@ -144,8 +144,9 @@ fn help_teaches() {
 fn the_defaults_that_help_names_are_the_defaults() {
     let help = text(&distflash(Path::new("."), &["train", "--help"]).stdout);
     let config = toml::Table::try_from(distflash_models::train::TrainConfig::default()).unwrap();
-    let flat = config.iter().filter(|(name, _)| *name != "model");
-    for (name, value) in flat {
+    let loss = config["loss"].as_table().expect("a table").iter();
+    let flat = config.iter().filter(|(name, _)| !["model", "loss"].contains(&name.as_str()));
+    for (name, value) in flat.chain(loss) {
         let flag = format!("--{} ", name.replace('_', "-"));
         let value = value.to_string().trim_matches('"').to_string();
         let text = help.split(&flag).nth(1).unwrap_or_else(|| panic!("no {flag} in {help}"));

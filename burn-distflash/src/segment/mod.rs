@@ -1,5 +1,6 @@
 //! Checkpoint segments: what runs forward without a trace, and again in backward.
 
+mod account;
 mod grads;
 mod leaves;
 mod op;
@@ -9,6 +10,7 @@ mod tape;
 mod tensors;
 mod tiles;
 
+pub use account::{KeptBytes, kept_by_segments};
 pub use op::{Flag, Replay, SegmentOps, Slot};
 pub use tensors::{TensorMapper, Tensors};
 pub use tiles::{Join, Tiles};

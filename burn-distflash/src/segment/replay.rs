@@ -1,5 +1,6 @@
 //! A segment's two passes.
 
+use super::account::Counted;
 use super::grads::{Add, JoinGrads, Nan, Narrow, Root};
 use super::leaves::{Chain, Collect, Detach, First, Leaves, Outputs, Tracked, is_tracked, visit};
 use super::op::{Replay, SegmentOps, Slot};
@@ -33,6 +34,7 @@ pub(super) struct Segment<M, I, O, F> {
     in_slots: Vec<Slot>,
     out_slots: Vec<Slot>,
     outputs: PhantomData<fn() -> O>,
+    _counted: Counted,
 }
 
 impl<M, I, O, F, E> Segment<M, I, O, F>
@@ -89,6 +91,8 @@ where
         let mut chain = Chain::new(seed);
         visit(module, &inputs, &mut chain);
         let out_slots: Vec<Slot> = dims(&outputs).iter().map(|_| Slot::default()).collect();
+        let mut counted = Counted::new(&given, policy.offload);
+        kept.iter().for_each(|Kept { out, lse }| counted.add_attention(&[out.clone(), lse.clone()]));
         let segment = Self {
             module: detached,
             inputs: Saved::new(given, policy.offload),
@@ -104,6 +108,7 @@ where
             in_slots: chain.slots,
             out_slots: out_slots.clone(),
             outputs: PhantomData,
+            _counted: counted,
         };
         let replay = Replay(Arc::new(move || segment.fill()));
         let hub = Tensor::from_dispatch(Dispatch::segment_hub(chain.link.into_dispatch(), replay));

@@ -5,6 +5,7 @@ use super::settings::{parse, resolve};
 use crate::method::{Method, UnknownMethod};
 use crate::planner::{self, Cluster, MaskKind, Workload};
 use crate::train::{Summary, TrainConfig, train};
+use burn_distflash::{Checkpointing, Sharding};
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use std::fs;
@@ -23,6 +24,7 @@ Examples:
   distflash train                                      the defaults, about two minutes on two cores
   distflash train --data book.txt --seq-len 4096       a text of your own, a longer sequence
   distflash train --ranks 3 --strategy zigzag          another way to shard it, the same result
+  distflash train --checkpointing keep-attention --sharding full   in less memory, the same result
   distflash train --config runs/train-1/config.toml    a run again")]
 pub struct TrainCommand {
     /// Settings file (TOML).
@@ -54,6 +56,28 @@ struct TrainFlags {
     #[arg(long)]
     #[serde(skip_serializing_if = "StrategyFlag::leaves_it")]
     strategy: Option<StrategyFlag>,
+    /// Groups of ranks that have sequences of the batch to themselves; the ranks of a group share theirs
+    /// [default: 1].
+    #[arg(long, value_name = "GROUPS")]
+    data_parallel: Option<usize>,
+    /// What each layer keeps for backward: store (everything), boundary (its input; the rest is computed
+    /// again), or keep-attention (its input and attention's output, which is never computed again)
+    /// [default: store].
+    #[arg(long)]
+    checkpointing: Option<Checkpointing>,
+    /// What is spread over ranks instead of being on each: none, optimizer (ZeRO 1), gradients (2), or full
+    /// (3, FSDP) [default: none].
+    #[arg(long)]
+    sharding: Option<Sharding>,
+    /// What layers compute in: f32, or bf16 with sharded f32 parameters [default: f32].
+    #[arg(long, value_parser = ["f32", "bf16"])]
+    precision: Option<String>,
+    /// Tokens of which an MLP's inner width exists at a time; 0 for all [default: 0].
+    #[arg(long, value_name = "TOKENS")]
+    mlp_tile: Option<usize>,
+    /// Tokens of which logits exist at a time [default: 2048].
+    #[arg(long, value_name = "TOKENS")]
+    loss_tile: Option<usize>,
     /// Where ranks compute: flex is Burn's CPU backend in pure Rust [default: flex].
     #[arg(long, value_parser = ["flex"])]
     device: Option<String>,
@@ -88,7 +112,20 @@ struct TrainFlags {
     #[arg(long, value_name = "SECONDS")]
     time_limit: Option<u64>,
     #[command(flatten)]
+    loss: LossFlags,
+    #[command(flatten)]
     model: ModelFlags,
+}
+
+/// What the loss adds.
+#[derive(Debug, Args, Serialize)]
+struct LossFlags {
+    /// Share of a label's weight that is spread over the vocabulary [default: 0].
+    #[arg(long, value_name = "SHARE")]
+    label_smoothing: Option<f64>,
+    /// Times the square of the softmax denominator's logarithm [default: 0].
+    #[arg(long, value_name = "FACTOR")]
+    z_loss: Option<f64>,
 }
 
 /// Sizes of the model, as in Hugging Face's config.json.
@@ -141,7 +178,7 @@ impl FromStr for StrategyFlag {
 /// Sets the strategy that is fastest for this run, and says why.
 fn choose_strategy(config: &mut TrainConfig) -> Result<String, String> {
     config.validate().map_err(|error| error.to_string())?;
-    let cluster = Cluster::preset("cpu").expect("a preset").with_devices(config.ranks);
+    let cluster = Cluster::preset("cpu").expect("a preset").with_devices(config.ranks_of_a_sequence());
     let workload = Workload {
         model: config.model.clone(),
         seq_len: config.seq_len,

@@ -17,5 +17,5 @@ pub use choose::{Choice, choose};
 pub use cluster::{Cluster, ClusterError, DeviceSpec, Link, Rate};
 pub use events::{Activity, Scale, Sent, Span, Timeline, simulate};
 pub use report::{human_bytes, human_len, human_seconds, table};
-pub use step::{Estimate, candidates};
+pub use step::{Estimate, candidates, kept_bytes, state_bytes};
 pub use workload::{MaskKind, Workload};

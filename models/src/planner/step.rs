@@ -3,6 +3,7 @@
 use super::cluster::Cluster;
 use super::events::{Scale, Timeline, simulate};
 use super::workload::{MaskKind, Workload};
+use crate::llama::LlamaConfig;
 use crate::method::Method;
 use burn_distflash::schedule::{AttentionShape, Pass};
 use burn_distflash::{Checkpointing, Plan, PlanError, Sequence, Sharding, Strategy};
@@ -289,17 +290,8 @@ impl Workload {
             (_, Sharding::Gradients) => parameters * (ELEMENT + 16. / ranks),
             (_, Sharding::Full) => parameters * 16. / ranks + 2. * model.layer_parameters() as f64 * (ELEMENT + 4.),
         };
-        let (hidden, inner) = (model.hidden_size as f64, model.intermediate_size as f64);
-        let queries = (model.num_attention_heads * model.head_dim) as f64 * layer.heads_share;
-        let keys = (model.num_key_value_heads * model.head_dim) as f64 * layer.heads_share;
-        // Residual, two norms, q, k, v, out, the second residual, gate, up and their product.
-        let whole =
-            ELEMENT * (4. * hidden + 2. * queries + 2. * keys + 3. * inner) + 4. * model.num_attention_heads as f64;
-        let kept = match checkpointing {
-            Checkpointing::Store => whole,
-            Checkpointing::Boundary => ELEMENT * hidden,
-            Checkpointing::KeepAttention => ELEMENT * (hidden + queries) + 4. * model.num_attention_heads as f64,
-        };
+        let kept_of = |checkpointing| kept_bytes(model, checkpointing, ELEMENT, layer.heads_share);
+        let (whole, kept) = (kept_of(Checkpointing::Store), kept_of(checkpointing));
         // One layer is always whole, with its gradients; logits are made a few thousand tokens at a time.
         let working = tokens * 2. * whole + layer.extra_memory;
         let logits = tokens.min(4096.) * model.vocab_size as f64 * 6.;
@@ -336,6 +328,32 @@ impl Workload {
     pub fn compare(&self, methods: &[Method], cluster: &Cluster) -> Vec<Estimate> {
         methods.iter().filter_map(|&method| self.estimate(method, cluster).ok()).collect()
     }
+}
+
+/// Bytes a token that a layer keeps for backward, with elements of so many bytes, on a rank that has a share of the
+/// heads for all of the tokens it is counted for.
+///
+/// For `Store` it is what backward needs at least; Burn's own autodiff keeps about half as much again.
+#[must_use]
+pub fn kept_bytes(model: &LlamaConfig, checkpointing: Checkpointing, element: f64, heads_share: f64) -> f64 {
+    let (hidden, inner) = (model.hidden_size as f64, model.intermediate_size as f64);
+    let queries = (model.num_attention_heads * model.head_dim) as f64 * heads_share;
+    let keys = (model.num_key_value_heads * model.head_dim) as f64 * heads_share;
+    let lse = 4. * model.num_attention_heads as f64;
+    match checkpointing {
+        // Residual, two norms, q, k, v, out, the second residual, gate, up and their product.
+        Checkpointing::Store => element * (4. * hidden + 2. * queries + 2. * keys + 3. * inner) + lse,
+        Checkpointing::Boundary => element * hidden,
+        Checkpointing::KeepAttention => element * (hidden + queries) + lse,
+    }
+}
+
+/// Bytes of parameters and optimizer state between steps on each of `ranks`: f32 parameters and two moments, whole or
+/// in equal parts.
+#[must_use]
+pub fn state_bytes(model: &LlamaConfig, sharding: Sharding, ranks: usize) -> f64 {
+    let whole = 12. * model.num_parameters() as f64;
+    if sharding == Sharding::None { whole } else { whole / ranks as f64 }
 }
 
 /// What one layer costs.

@@ -26,9 +26,9 @@ pub struct StepOutcome {
 #[derive(Debug)]
 enum Held {
     /// All of it, the same on all ranks.
-    Whole(Llama),
+    Whole(Box<Llama>),
     /// A part.
-    Part(ShardedLlama, Gathering),
+    Part(Box<ShardedLlama>, Gathering),
 }
 
 /// A rank's model and optimizer. All ranks make the same steps.
@@ -52,11 +52,11 @@ impl Trainer {
         let world = mesh.world();
         let held = match config.sharding {
             // A fork, not a clone: clones share their leaves, and with them the autodiff graphs.
-            Sharding::None => Held::Whole(model.clone().fork(&device).train()),
+            Sharding::None => Held::Whole(Box::new(model.clone().fork(&device).train())),
             _ => {
                 let part = ShardedLlama::new(model, world.rank(), world.world_size());
                 let gathering = Gathering { group: world.clone(), dtype: config.precision.dtype() };
-                Held::Part(part.fork(&device).train(), gathering)
+                Held::Part(Box::new(part.fork(&device).train()), gathering)
             }
         };
         Self { config, held, optimizer, context, mesh, device, execution }
@@ -76,17 +76,17 @@ impl Trainer {
         let (loss, gradient_norm) = match &self.held {
             Held::Whole(model) => {
                 let loss = mean(self.whole_loss(model, batch)?);
-                let grads = sum_gradients(model, context.backward(&loss)?, &*world)?;
+                let grads = sum_gradients(&**model, context.backward(&loss)?, &*world)?;
                 let norm = grads.norm();
-                let grads = grads.clip(self.config.clip_norm).into_params(model);
-                self.held = Held::Whole(self.optimizer.step(learning_rate, model.clone(), grads));
+                let grads = grads.clip(self.config.clip_norm).into_params(&**model);
+                self.held = Held::Whole(Box::new(self.optimizer.step(learning_rate, (**model).clone(), grads)));
                 (loss, norm)
             }
             Held::Part(part, gathering) => {
                 let (loss, grads) = self.part_gradients(part, gathering, batch, mean)?;
-                let (grads, norm) = clip_shards(part, grads, self.config.clip_norm, &*world)?;
-                let part = self.optimizer.step(learning_rate, part.clone(), grads);
-                self.held = Held::Part(part, gathering.clone());
+                let (grads, norm) = clip_shards(&**part, grads, self.config.clip_norm, &*world)?;
+                let part = self.optimizer.step(learning_rate, (**part).clone(), grads);
+                self.held = Held::Part(Box::new(part), gathering.clone());
                 (loss, norm)
             }
         };
