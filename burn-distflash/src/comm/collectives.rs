@@ -33,6 +33,12 @@ fn flat(tensor: &Tensor<1>) -> PacketSpec {
     PacketSpec::Flat { dtype: tensor.dtype() }
 }
 
+/// `tensor`, for one receiver. Burn's fusion (0.22.1) may free what several threads hold clones of while some have yet to
+/// read it, so there each gets a tensor of its own.
+fn own_copy(tensor: &Tensor<1>) -> Tensor<1> {
+    if cfg!(feature = "fusion") { tensor.clone().mul_scalar(1) } else { tensor.clone() }
+}
+
 fn tensors(packets: Vec<Packet>) -> Vec<Tensor<1>> {
     packets.into_iter().map(Packet::into_tensor).collect()
 }
@@ -57,7 +63,7 @@ pub(super) fn all_to_all<C: Communicator + ?Sized>(
 
 pub(super) fn all_gather<C: Communicator + ?Sized>(comm: &C, tensor: Tensor<1>) -> Result<Vec<Tensor<1>>, CommError> {
     let expected = flat(&tensor);
-    let packets = (0..comm.world_size()).map(|_| Packet::tensor(tensor.clone())).collect();
+    let packets = (0..comm.world_size()).map(|_| Packet::tensor(own_copy(&tensor))).collect();
     Ok(tensors(swap(comm, "all_gather", packets, &expected)?))
 }
 
@@ -109,7 +115,7 @@ pub(super) fn broadcast<C: Communicator + ?Sized>(
     let spec = PacketSpec::Tensor { shape: tensor.shape(), dtype: tensor.dtype() };
     let is_root = rank == root;
     let peers = (0..world).filter(|&to| is_root && to != root);
-    let sends = peers.map(|to| (to, Packet::tensor(tensor.clone()))).collect();
+    let sends = peers.map(|to| (to, Packet::tensor(own_copy(&tensor)))).collect();
     let receives = if is_root { vec![] } else { vec![(root, spec)] };
     let received = comm.exchange(tag, sends, receives)?.wait()?;
     Ok(received.into_iter().next().map_or_else(|| untracked(tensor), Packet::into_tensor))
