@@ -195,7 +195,7 @@ fn run(
             Dispatch::attention_again(query, key, value, out.into_dispatch(), lse.into_dispatch(), call)
         }
     };
-    keep(&Kept { out: Tensor::from_dispatch(own_out), lse: Tensor::from_dispatch(own_lse) });
+    keep(Kept { out: Tensor::from_dispatch(own_out), lse: Tensor::from_dispatch(own_lse) });
     Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
 }
 

@@ -47,9 +47,14 @@ pub fn sum_gradients<M: Module>(
     mut grads: Gradients,
     comm: &dyn Communicator,
 ) -> Result<SummedGradients, CommError> {
-    let mut flatten = Flatten { grads: &mut grads, rows: Vec::new() };
+    Ok(SummedGradients { row: comm.all_reduce(flat_gradients(module, &mut grads))? })
+}
+
+/// All gradients of a module's parameters in one row, in the order they are visited; zeros where there is none.
+pub(crate) fn flat_gradients<M: Module>(module: &M, grads: &mut Gradients) -> Tensor<1> {
+    let mut flatten = Flatten { grads, rows: Vec::new() };
     module.visit(&mut flatten);
-    Ok(SummedGradients { row: comm.all_reduce(Tensor::cat(flatten.rows, 0))? })
+    Tensor::cat(flatten.rows, 0)
 }
 
 impl SummedGradients {

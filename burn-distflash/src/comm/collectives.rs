@@ -63,7 +63,8 @@ pub(super) fn all_to_all<C: Communicator + ?Sized>(
 
 pub(super) fn all_gather<C: Communicator + ?Sized>(comm: &C, tensor: Tensor<1>) -> Result<Vec<Tensor<1>>, CommError> {
     let expected = flat(&tensor);
-    let packets = (0..comm.world_size()).map(|_| Packet::tensor(own_copy(&tensor))).collect();
+    let packet = |to| Packet::tensor(if to == comm.rank() { tensor.clone() } else { own_copy(&tensor) });
+    let packets = (0..comm.world_size()).map(packet).collect();
     Ok(tensors(swap(comm, "all_gather", packets, &expected)?))
 }
 

@@ -1,10 +1,10 @@
 //! From rows to parameters and back to gradients.
 
 use crate::comm::{CommError, Communicator};
-use crate::segment::{Chain, Outputs, Replay, SegmentOps, Slot, is_tracked, joining, seed};
+use crate::segment::{Chain, Outputs, Replay, SegmentOps, Slot, concatenated, is_tracked, joining, seed};
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{DType, Device, Gradients, Shape, Tensor};
+use burn::tensor::{DType, Device, Shape, Tensor};
 use std::sync::Arc;
 
 /// Where parameters lie in a row that is cut into equal parts.
@@ -43,10 +43,10 @@ impl Places {
         dtype: DType,
     ) -> Result<M, CommError> {
         let parts = comm.all_gather(row.clone().inner().cast(dtype))?;
-        let whole = if parts.len() == 1 { parts.into_iter().next().expect("one") } else { Tensor::cat(parts, 0) };
+        let whole = concatenated(parts, 0);
         let is_autodiff = row.gradient_checkpointing_strategy().is_some();
         let whole = if is_autodiff { joining(whole, row) } else { whole };
-        let module = template.map(&mut Fill::new(whole, &self.shapes));
+        let module = template.clone().map(&mut Fill::new(whole, &self.shapes));
         if !is_autodiff || !is_tracked(row) {
             return Ok(module);
         }
@@ -57,11 +57,10 @@ impl Places {
         chain.hang(row.clone(), in_slot.clone());
         let out_slots: Vec<Slot> = self.shapes.iter().map(|_| Slot::default()).collect();
         let (places, comm, device, slots) = (self.clone(), comm.clone(), row.device().inner(), out_slots.clone());
-        let shapes = module.clone().map(&mut Empty);
         let replay = Replay(Arc::new(move || {
             let mut grads =
                 Grads { slots: slots.iter(), shapes: places.shapes.iter(), rows: Vec::new(), device: &device };
-            shapes.visit(&mut grads);
+            template.visit(&mut grads);
             let whole = places.padded(Tensor::cat(grads.rows, 0));
             let own = comm.reduce_scatter(whole, &vec![places.part; places.world]).unwrap_or_else(|error| {
                 comm.fail(&error);
@@ -141,19 +140,5 @@ impl ModuleVisitor for Grads<'_> {
             Some(grad) => Tensor::<D>::from_dispatch(grad).cast(DType::F32).flatten(0, D - 1),
             None => Tensor::zeros([shape.num_elements()], (self.device, DType::F32)),
         });
-    }
-}
-
-/// Takes the gradients of leaves, in f32, zeros where there is none.
-pub(super) struct Taken<'a> {
-    pub grads: &'a mut Gradients,
-    pub rows: Vec<Tensor<1>>,
-}
-
-impl ModuleVisitor for Taken<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.val();
-        let grad = value.grad_remove(self.grads).unwrap_or_else(|| value.inner().zeros_like());
-        self.rows.push(grad.cast(DType::F32).flatten(0, D - 1));
     }
 }

@@ -1,10 +1,11 @@
 //! A module of which each rank holds an equal part.
 
-use super::gather::{Fill, Flatten, Places, Taken};
+use super::gather::{Fill, Flatten, Places};
 use crate::comm::{CommError, Communicator};
+use crate::gradients::flat_gradients;
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Gradients, Shape, Tensor};
+use burn::tensor::{DType, Gradients, Tensor};
 use std::fmt;
 use std::sync::Arc;
 
@@ -83,26 +84,10 @@ impl<M: Module + Sync + 'static> Sharded<M> {
         self.row.val()
     }
 
-    /// With other numbers in this rank's part.
-    ///
-    /// # Panics
-    /// If it is not as long.
-    #[must_use]
-    pub fn with_row(self, row: Tensor<1>) -> Self {
-        assert_eq!(row.dims(), [self.template.places.part], "a part as long as this one");
-        Self { row: self.row.map(|_| row), ..self }
-    }
-
     /// Number of parameters of the whole module.
     #[must_use]
     pub fn num_parameters(&self) -> usize {
         self.template.places.total
-    }
-
-    /// Shapes of the whole module's parameters, in the order they are visited.
-    #[must_use]
-    pub fn shapes(&self) -> &[Shape] {
-        &self.template.places.shapes
     }
 
     /// The module itself, its parameters in `dtype`. Differentiable: backward sums their gradients over ranks, in f32,
@@ -128,10 +113,8 @@ impl<M: Module + Sync + 'static> Sharded<M> {
         comm: &dyn Communicator,
         own: &mut GradientsParams,
     ) -> Result<(), CommError> {
-        let mut taken = Taken { grads, rows: Vec::new() };
-        whole.visit(&mut taken);
         let places = &self.template.places;
-        let row = places.padded(Tensor::cat(taken.rows, 0));
+        let row = places.padded(flat_gradients(whole, grads).cast(DType::F32));
         own.register(self.row.id, comm.reduce_scatter(row, &vec![places.part; places.world])?);
         Ok(())
     }

@@ -13,20 +13,27 @@ pub(crate) fn is_tracked<const D: usize>(tensor: &Tensor<D>) -> bool {
     flag.is_set()
 }
 
-/// Tells which tensors of inputs, then of a module, are tracked.
+/// Tells which tensors of inputs, then of a module, are tracked, and takes a seed from the first that is.
 #[derive(Default)]
-pub(super) struct Tracked(pub Vec<bool>);
+pub(super) struct Tracked {
+    pub flags: Vec<bool>,
+    pub seed: Option<Tensor<1>>,
+}
 
 impl TensorMapper for Tracked {
     fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        self.0.push(is_tracked(&tensor));
+        let is_tracked = is_tracked(&tensor);
+        if is_tracked && self.seed.is_none() {
+            self.seed = Some(seed(&tensor));
+        }
+        self.flags.push(is_tracked);
         tensor
     }
 }
 
 impl ModuleVisitor for Tracked {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.push(is_tracked(&param.val()));
+        self.map(param.val());
     }
 }
 
@@ -43,7 +50,7 @@ impl TensorMapper for Detach {
 impl ModuleMapper for Detach {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
-        Param::from_mapped_value(id, tensor.detach().set_require_grad(false), mapper)
+        Param::from_mapped_value(id, self.map(tensor), mapper)
     }
 }
 
@@ -56,22 +63,18 @@ impl<'a> Leaves<'a> {
     pub fn new(tracked: &'a [bool]) -> Self {
         Self { tracked: tracked.iter() }
     }
-
-    fn is_next_tracked(&mut self) -> bool {
-        *self.tracked.next().expect("as many tensors as before")
-    }
 }
 
 impl TensorMapper for Leaves<'_> {
     fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        tensor.detach().set_require_grad(self.is_next_tracked())
+        tensor.detach().set_require_grad(*self.tracked.next().expect("as many tensors as before"))
     }
 }
 
 impl ModuleMapper for Leaves<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
-        Param::from_mapped_value(id, tensor.detach().set_require_grad(self.is_next_tracked()), mapper)
+        Param::from_mapped_value(id, self.map(tensor), mapper)
     }
 }
 
@@ -156,24 +159,6 @@ pub(crate) fn seed<const D: usize>(like: &Tensor<D>) -> Tensor<1> {
 pub(crate) fn joining<const D: usize, const E: usize>(tensor: Tensor<D>, like: &Tensor<E>) -> Tensor<D> {
     let strategy = like.gradient_checkpointing_strategy().expect("under autodiff");
     tensor.autodiff().with_gradient_checkpointing_strategy(strategy)
-}
-
-/// The seed of the first tensor that is tracked, if any is.
-pub(super) struct First(pub Option<Tensor<1>>);
-
-impl TensorMapper for First {
-    fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        if self.0.is_none() && is_tracked(&tensor) {
-            self.0 = Some(seed(&tensor));
-        }
-        tensor
-    }
-}
-
-impl ModuleVisitor for First {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.map(param.val());
-    }
 }
 
 /// Makes values outputs of a hub.

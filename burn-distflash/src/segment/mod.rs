@@ -17,6 +17,7 @@ pub use tiles::{Join, Tiles};
 
 pub(crate) use leaves::{Chain, Outputs, is_tracked, joining, seed};
 pub(crate) use tape::{Kept, keep, next_kept};
+pub(crate) use tiles::concatenated;
 
 use burn::module::Module;
 use replay::Segment;

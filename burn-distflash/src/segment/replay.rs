@@ -2,7 +2,7 @@
 
 use super::account::Counted;
 use super::grads::{Add, JoinGrads, Nan, Narrow, Root};
-use super::leaves::{Chain, Collect, Detach, First, Leaves, Outputs, Tracked, is_tracked, visit};
+use super::leaves::{Chain, Collect, Detach, Leaves, Outputs, Tracked, is_tracked, visit};
 use super::op::{Replay, SegmentOps, Slot};
 use super::saved::Saved;
 use super::tape::{Frame, Kept, within};
@@ -13,12 +13,11 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use std::fmt;
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a segment keeps until its backward.
-pub(super) struct Segment<M, I, O, F> {
+pub(super) struct Segment<M, I, F> {
     /// Cut off the graph, as all that follows.
     module: M,
     inputs: Saved<I>,
@@ -33,11 +32,10 @@ pub(super) struct Segment<M, I, O, F> {
     output_dims: Vec<Vec<Vec<usize>>>,
     in_slots: Vec<Slot>,
     out_slots: Vec<Slot>,
-    outputs: PhantomData<fn() -> O>,
     _counted: Counted,
 }
 
-impl<M, I, O, F, E> Segment<M, I, O, F>
+impl<M, I, O, F, E> Segment<M, I, F>
 where
     M: Module + Sync + 'static,
     I: Tensors,
@@ -51,9 +49,9 @@ where
             return Err(SegmentError::NothingToOffload.into());
         }
         let ranges = tiles.map_or_else(|| Ok(std::iter::once(0..0).collect()), |tiles| tiles.ranges(&inputs))?;
-        let mut first = First(None);
-        visit(module, &inputs, &mut first);
-        let Some(seed) = first.0 else {
+        let mut tracked = Tracked::default();
+        visit(module, &inputs, &mut tracked);
+        let Some(seed) = tracked.seed else {
             let outputs = ranges.iter().map(|range| closure(module, tile(&inputs, tiles, range), range.clone()));
             return Ok(together(outputs.collect::<Result<_, E>>()?, tiles));
         };
@@ -61,9 +59,6 @@ where
             let whole = ranges[0].start..ranges[ranges.len() - 1].end;
             return closure(module, inputs, whole);
         }
-        let mut tracked = Tracked::default();
-        visit(module, &inputs, &mut tracked);
-
         let (detached, given) = (module.clone().map(&mut Detach), inputs.clone().map_tensors(&mut Detach));
         let forward = || {
             let outputs = ranges.iter().map(|range| closure(&detached, tile(&given, tiles, range), range.clone()));
@@ -82,7 +77,7 @@ where
         }
         let mut captured = Tracked::default();
         drop(outputs.clone().map_tensors(&mut captured));
-        if captured.0.contains(&true) {
+        if captured.seed.is_some() {
             return Err(SegmentError::Captured.into());
         }
 
@@ -100,14 +95,13 @@ where
             tiles,
             ranges,
             closure,
-            tracked: tracked.0,
+            tracked: tracked.flags,
             kept: Mutex::new(Some(
                 kept.into_iter().map(|Kept { out, lse }| Saved::new([out, lse], policy.offload)).collect(),
             )),
             output_dims,
             in_slots: chain.slots,
             out_slots: out_slots.clone(),
-            outputs: PhantomData,
             _counted: counted,
         };
         let replay = Replay(Arc::new(move || segment.fill()));

@@ -64,11 +64,11 @@ pub(crate) fn next_kept() -> Result<Option<Kept>, SegmentError> {
     })
 }
 
-/// Keeps `kept` for every segment that is being recorded.
-pub(crate) fn keep(kept: &Kept) {
+/// Keeps `kept`, if the innermost segment is being recorded.
+pub(crate) fn keep(kept: Kept) {
     FRAMES.with_borrow_mut(|frames| {
         if let Some(Frame::Record(all)) = frames.last_mut() {
-            all.push(Kept { out: kept.out.clone().detach(), lse: kept.lse.clone().detach() });
+            all.push(kept);
         }
     });
 }

@@ -92,7 +92,8 @@ impl TensorMapper for Joined {
     }
 }
 
-pub(super) fn concatenated<const D: usize>(mut all: Vec<Tensor<D>>, dim: usize) -> Tensor<D> {
+/// One after the other along `dim`; a single one as it is.
+pub(crate) fn concatenated<const D: usize>(mut all: Vec<Tensor<D>>, dim: usize) -> Tensor<D> {
     if all.len() == 1 { all.remove(0) } else { Tensor::cat(all, dim) }
 }
 

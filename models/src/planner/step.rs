@@ -282,13 +282,19 @@ impl Workload {
         let model = &self.model;
         let (parameters, ranks) = (model.num_parameters() as f64, cluster.num_devices as f64);
         let tokens = self.tokens_a_rank(cluster);
-        // bf16 parameters, f32 masters, gradients and two moments.
+        // Beside what lives between steps: bf16 parameters, and gradients in f32.
         let state = match (method, self.sharding) {
             (Method::MegatronLm, _) => parameters * (ELEMENT + 16.) / ranks,
-            (_, Sharding::None) => parameters * (ELEMENT + 16.),
-            (_, Sharding::Optimizer) => parameters * (ELEMENT + 4. + 12. / ranks),
-            (_, Sharding::Gradients) => parameters * (ELEMENT + 16. / ranks),
-            (_, Sharding::Full) => parameters * 16. / ranks + 2. * model.layer_parameters() as f64 * (ELEMENT + 4.),
+            (_, sharding) => {
+                state_bytes(model, sharding, cluster.num_devices)
+                    + match sharding {
+                        Sharding::None | Sharding::Optimizer => parameters * (ELEMENT + 4.),
+                        Sharding::Gradients => parameters * (ELEMENT + 4. / ranks),
+                        Sharding::Full => {
+                            parameters * 4. / ranks + 2. * model.layer_parameters() as f64 * (ELEMENT + 4.)
+                        }
+                    }
+            }
         };
         let kept_of = |checkpointing| kept_bytes(model, checkpointing, ELEMENT, layer.heads_share);
         let (whole, kept) = (kept_of(Checkpointing::Store), kept_of(checkpointing));
