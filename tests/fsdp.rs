@@ -146,6 +146,30 @@ impl ModuleVisitor for FlatGrads<'_> {
     }
 }
 
+/// One running f32 sum of a million squares is off by a thousandth: whole and in parts the norm is that of f64.
+#[test]
+fn norms_of_many_gradients_are_those_of_f64() {
+    let (width, world_size) = (1000, 3);
+    let values = Draw::new(8).uniform(width * width, 1.);
+    let truth = values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt() * world_size as f64;
+    local::run(world_size, TIME_LIMIT, move |comm| {
+        let module = LinearConfig::new(width, width).with_bias(false).init(&device());
+        let device = device().autodiff();
+        let weights = Tensor::<2>::from_data(TensorData::new(values.clone(), [width, width]), &device);
+        let whole = module.clone().fork(&device).train();
+        let grads = (whole.weight.val() * weights.clone()).sum().backward();
+        let of_whole = sum_gradients(&whole, grads, &*comm)?.norm();
+        let part = Sharded::new(&module, comm.rank(), world_size).fork(&device).train();
+        let grads = (part.gather(&comm, DType::F32)?.weight.val() * weights).sum().backward();
+        let (_, of_parts) = clip_shards(&part, GradientsParams::from_grads(grads, &part), 1., &*comm)?;
+        for norm in [of_whole, of_parts] {
+            assert!((norm - truth).abs() <= 1e-6 * truth, "{norm} {truth}");
+        }
+        Ok::<_, AttentionError>(())
+    })
+    .unwrap();
+}
+
 /// Sums of many small gradients in bf16 would stand still.
 #[test]
 fn gradients_of_bf16_parameters_add_up_in_f32() {

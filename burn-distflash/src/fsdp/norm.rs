@@ -1,9 +1,10 @@
 //! Gradients of parameters that are spread over ranks.
 
 use crate::comm::{CommError, Communicator};
+use crate::gradients::square_sum;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 /// Scales gradients of parts down so that their norm *over all ranks* is at most `max_norm`, and returns what it was: the
 /// norm of the whole module's gradient.
@@ -16,9 +17,10 @@ pub fn clip_shards<M: Module>(
     max_norm: f64,
     comm: &dyn Communicator,
 ) -> Result<(GradientsParams, f64), CommError> {
-    let mut squares = Squares { grads: &grads, sum: None };
+    let mut squares = Squares { grads: &grads, sum: 0., device: None };
     module.visit(&mut squares);
-    let Some(own) = squares.sum else { return Ok((grads, 0.)) };
+    let Some(device) = squares.device else { return Ok((grads, 0.)) };
+    let own = Tensor::from_data([squares.sum as f32], &device);
     let norm = comm.all_reduce(own)?.into_scalar::<f64>().sqrt();
     if norm <= max_norm {
         return Ok((grads, norm));
@@ -30,17 +32,16 @@ pub fn clip_shards<M: Module>(
 
 struct Squares<'a> {
     grads: &'a GradientsParams,
-    sum: Option<Tensor<1>>,
+    sum: f64,
+    /// Of the gradients there are.
+    device: Option<Device>,
 }
 
 impl ModuleVisitor for Squares<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.get::<D>(param.id) {
-            let square = grad.square().sum();
-            self.sum = Some(match self.sum.take() {
-                Some(sum) => sum + square,
-                None => square,
-            });
+            self.device = Some(grad.device());
+            self.sum += square_sum(grad.flatten(0, D - 1));
         }
     }
 }
