@@ -94,10 +94,11 @@ pub fn train(config: TrainConfig, runs: &Path, name: Option<&str>) -> Result<Sum
     )?;
 
     let mut folder = RunFolder::create(runs, name, &config)?;
-    let title = format!("{} over {} ranks, {} tokens", config.strategy, config.ranks, config.seq_len);
+    let over = |ranks| format!("{} over {ranks} ranks, {} tokens", config.strategy, config.seq_len);
+    let title = over(config.ranks);
     // Megatron-LM's ranks each compute their heads over everything: there is no schedule to draw.
     if config.strategy != Method::MegatronLm {
-        schedule_timeline(&folder.path().join("schedule.svg"), &title, &plan)?;
+        schedule_timeline(&folder.path().join("schedule.svg"), &over(config.ranks_of_a_sequence()), &plan)?;
     }
 
     let config = Arc::new(config);
