@@ -10,10 +10,11 @@ use burn_distflash::{
     AttentionError, AttentionOptions, Checkpointing, Context, Join, Mask, Policy, SegmentError, Strategy, Tiles,
     check_segments, dist_attention, segment, tiled_segment,
 };
-use distflash_tests::{Draw, TIME_LIMIT, device};
+use distflash_tests::{Draw, TIME_LIMIT, device, strategies, worlds};
 use rstest::rstest;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 const WIDTH: usize = 12;
 const HEADS: usize = 3;
@@ -117,27 +118,37 @@ fn train(world_size: usize, strategy: Strategy, policy: Option<Policy>) -> Vec<(
     .unwrap()
 }
 
-#[rstest]
-fn gradients_are_the_same_to_the_bit_and_attention_runs_once(
-    #[values(1, 2, 3, 4, 5)] world_size: usize,
-    #[values("balanced", "zigzag", "adaptive", "all-gather", "ulysses", "padded-ulysses", "hybrid:2:balanced")]
-    strategy: &str,
-) {
-    let strategy: Strategy = strategy.parse().unwrap();
-    if strategy.check(world_size).is_err() {
-        return;
+/// To the bit; under Burn's fusion, which rounds sums by what it finds to compute together, to a rounding for each of a
+/// layer's six additions and products that it may take together.
+fn assert_same(ours: &[Vec<f32>], plain: &[Vec<f32>], case: &str) {
+    let roundings = if cfg!(feature = "fusion") { 6. * LAYERS as f32 } else { 0. };
+    assert_eq!(ours.len(), plain.len());
+    for (ours, plain) in ours.iter().zip(plain) {
+        assert_eq!(ours.len(), plain.len());
+        let largest = plain.iter().fold(0f32, |most, g| most.max(g.abs()));
+        for (ours, plain) in ours.iter().zip(plain) {
+            let bound = roundings * f32::EPSILON * largest;
+            assert!((ours - plain).abs() <= bound, "{ours} {plain}, at most {bound:e}: {case}");
+        }
     }
-    let plain = train(world_size, strategy, None);
-    for checkpointing in Checkpointing::ALL {
-        for policy in [checkpointing.into(), checkpointing.offloaded()] {
-            if policy == Checkpointing::Store.offloaded() {
-                continue;
-            }
+}
+
+#[rstest]
+#[case::store(Checkpointing::Store.into())]
+#[case::boundary(Checkpointing::Boundary.into())]
+#[case::boundary_offloaded(Checkpointing::Boundary.offloaded())]
+#[case::keep_attention(Checkpointing::KeepAttention.into())]
+#[case::keep_attention_offloaded(Checkpointing::KeepAttention.offloaded())]
+fn gradients_are_the_same_and_attention_runs_once(#[case] policy: Policy) {
+    for &world_size in worlds(&[1, 2, 3, 4, 5], &[1, 3]) {
+        for strategy in strategies(world_size).into_iter().filter(|strategy| *strategy != Strategy::RingSelfAttention) {
+            let plain = train(world_size, strategy, None);
             let ours = train(world_size, strategy, Some(policy));
-            let runs = if checkpointing == Checkpointing::Boundary { 2 } else { 1 };
+            let runs = if policy.checkpointing == Checkpointing::Boundary { 2 } else { 1 };
             for (rank, (ours, plain)) in ours.iter().zip(&plain).enumerate() {
-                assert_eq!(ours.0, plain.0, "rank {rank} of {world_size}, {strategy}, {policy:?}");
-                assert_eq!(ours.1, runs * plain.1, "attention of rank {rank} of {world_size}, {strategy}, {policy:?}");
+                let case = format!("rank {rank} of {world_size}, {strategy}, {policy:?}");
+                assert_same(&ours.0, &plain.0, &case);
+                assert_eq!(ours.1, runs * plain.1, "attention of {case}");
             }
         }
     }
@@ -202,7 +213,7 @@ fn segments_nest(
         })
     };
     let (ours, plain) = (run(true), run(false));
-    assert_eq!(ours.0, plain.0);
+    assert_same(&ours.0, &plain.0, "nested");
     let expected = match (outer, inner) {
         // Forward; outer replay; inner replay of one.
         (Checkpointing::KeepAttention, Checkpointing::KeepAttention) => 2,
@@ -382,17 +393,19 @@ fn a_replay_that_fails_on_one_rank_reaches_all(
     #[values(2, 3)] world_size: usize,
     #[values(Checkpointing::Boundary, Checkpointing::KeepAttention)] checkpointing: Checkpointing,
 ) {
-    let start = std::time::Instant::now();
+    let failed_at = Arc::new(OnceLock::new());
+    let failing = failed_at.clone();
     let error = local::run(world_size, TIME_LIMIT, move |comm| {
         let device = device().autodiff();
         let context = Context::new(comm, "balanced".parse::<Strategy>().unwrap(), SEQ_LEN)?;
         let layer = Layer::new(1, &device);
         let mut x = input(&context, &device);
         for i in 0..3 {
-            let (context, calls) = (context.clone(), AtomicUsize::new(0));
+            let (context, calls, failing) = (context.clone(), AtomicUsize::new(0), failing.clone());
             x = segment(&layer, x, checkpointing, move |layer: &Layer, x| {
                 let is_replay = calls.fetch_add(1, Ordering::Relaxed) > 0;
                 if is_replay && i == 1 && context.rank() == 1 {
+                    failing.get_or_init(Instant::now);
                     return Err(SegmentError::Failed("a bad sector".into()).into());
                 }
                 layer.forward(x, &AttentionOptions::default(), &context)
@@ -404,5 +417,6 @@ fn a_replay_that_fails_on_one_rank_reaches_all(
     assert!(error.stalled.is_empty(), "{error}");
     assert_eq!(error.failures.len(), world_size, "{error}");
     assert!(error.failures.iter().any(|(rank, reason)| *rank == 1 && reason.contains("a bad sector")), "{error}");
-    assert!(start.elapsed() < TIME_LIMIT / 2, "noticed at once");
+    let since = failed_at.get().expect("rank 1 has failed").elapsed();
+    assert!(since < TIME_LIMIT / 2, "noticed only after {since:?}");
 }

@@ -183,7 +183,8 @@ pub fn check_segments() -> Result<(), SegmentError> {
 ///
 /// Works for any module and any number of inputs and outputs, within other segments too, and with communication inside:
 /// forward, replay and backward come to it in the same order on all ranks. Gradients are those of
-/// `closure(module, inputs)`, to the bit. Without anything tracked it is just that.
+/// `closure(module, inputs)`, to the bit; under Burn's fusion to a rounding, because fused operations round otherwise.
+/// Without anything tracked it is just that.
 ///
 /// The closure is called again later: it must do the same then, so no dropout. Tensors it captures are constants.
 ///
