@@ -84,6 +84,16 @@ impl<M: Module + Sync + 'static> Sharded<M> {
         self.row.val()
     }
 
+    /// The same module with other numbers, of which `row` is this rank's part.
+    ///
+    /// # Panics
+    /// If it is not as long as the part there was.
+    #[must_use]
+    pub fn with_row(self, row: Tensor<1>) -> Self {
+        assert_eq!(row.dims(), [self.template.places.part], "a part of the same length");
+        Self { row: Param::initialized(self.row.id, row), ..self }
+    }
+
     /// Number of parameters of the whole module.
     #[must_use]
     pub fn num_parameters(&self) -> usize {

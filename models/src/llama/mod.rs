@@ -26,5 +26,5 @@ pub use mlp::Mlp;
 pub use model::{Decoder, Llama};
 pub use presets::UnknownPreset;
 pub use rope::RotaryEmbedding;
-pub use sharded::{Gathering, ShardedLlama};
+pub use sharded::{Gathering, Row, ShardedLlama};
 pub use weights::WeightsError;

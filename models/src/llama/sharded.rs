@@ -1,14 +1,17 @@
 //! A Llama of which each rank holds a part.
 
 use super::block::DecoderLayer;
+use super::config::LlamaConfig;
 use super::execution::Execution;
 use super::head::Head;
 use super::model::{Decoder, Llama, rope};
+use super::weights::{WeightsError, WeightsWriter};
 use burn::module::Module;
 use burn::nn::{Embedding, Linear, RmsNorm};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Gradients, Int, Tensor};
 use burn_distflash::{AttentionError, Checkpointing, CommError, Communicator, Context, Policy, Sharded, segment};
+use std::path::Path;
 use std::sync::Arc;
 
 /// A [`Llama`] whose parameters are spread over ranks, unit by unit: embedding, layers, final norm, head.
@@ -22,6 +25,35 @@ pub struct ShardedLlama {
     head_dim: usize,
     #[module(skip)]
     rope_theta: f64,
+}
+
+const EMBEDDING: &str = "model.embed_tokens";
+const NORM: &str = "model.norm";
+const HEAD: &str = "lm_head";
+
+fn layer_path(layer: usize) -> String {
+    format!("model.layers.{layer}")
+}
+
+fn write_unit<M: Module + Sync + 'static>(
+    file: &mut Option<WeightsWriter>,
+    path: &str,
+    unit: &Sharded<M>,
+    group: &Arc<dyn Communicator>,
+) -> Result<(), WeightsError> {
+    let whole = unit.gather(group, DType::F32)?;
+    file.as_mut().map_or(Ok(()), |file| file.write(path, &whole))
+}
+
+/// A rank's part of a unit of the model.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Where the unit is found in the model.
+    pub path: String,
+    /// On all ranks together.
+    pub num_parameters: usize,
+    /// In f32, filled up with zeros behind the last parameter.
+    pub part: Tensor<1>,
 }
 
 /// Who has the parts, and the dtype of what is gathered from them.
@@ -46,6 +78,62 @@ impl ShardedLlama {
             head_dim: *head_dim,
             rope_theta: *rope_theta,
         }
+    }
+
+    /// This rank's part of each unit, in order: the unit's path in the model, how many parameters it has on all ranks,
+    /// and the part.
+    #[must_use]
+    pub fn rows(&self) -> Vec<Row> {
+        fn row<M: Module + Sync + 'static>(path: &str, unit: &Sharded<M>) -> Row {
+            Row { path: path.to_string(), num_parameters: unit.num_parameters(), part: unit.row() }
+        }
+        let mut rows = vec![row(EMBEDDING, &self.embed_tokens)];
+        rows.extend(self.layers.iter().enumerate().map(|(i, layer)| row(&layer_path(i), layer)));
+        rows.push(row(NORM, &self.norm));
+        rows.extend(self.lm_head.iter().map(|head| row(HEAD, head)));
+        rows
+    }
+
+    /// The same model with other numbers, those of [`rows`](Self::rows) in order.
+    ///
+    /// # Panics
+    /// If there are more or fewer, or of other lengths.
+    #[must_use]
+    pub fn with_rows(self, parts: Vec<Tensor<1>>) -> Self {
+        let mut parts = parts.into_iter();
+        let mut next = || parts.next().expect("a part for each unit");
+        let all = Self {
+            embed_tokens: self.embed_tokens.with_row(next()),
+            layers: self.layers.into_iter().map(|layer| layer.with_row(next())).collect(),
+            norm: self.norm.with_row(next()),
+            lm_head: self.lm_head.map(|head| head.with_row(next())),
+            ..self
+        };
+        assert!(parts.next().is_none(), "a unit for each part");
+        all
+    }
+
+    /// Writes the model as [`Llama::save`] does. Ranks bring their parts together unit by unit, so that none has more of
+    /// it than when it computes a layer. All ranks call it together; the first writes.
+    ///
+    /// # Errors
+    /// If the system refuses, or ranks lose each other.
+    ///
+    /// # Panics
+    /// If `config` is another model's.
+    pub fn save(&self, config: &LlamaConfig, folder: &Path, group: &Arc<dyn Communicator>) -> Result<(), WeightsError> {
+        let is_first = group.rank() == 0;
+        let mut file = is_first.then(|| WeightsWriter::create(config, folder)).transpose()?;
+        write_unit(&mut file, EMBEDDING, &self.embed_tokens, group)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            write_unit(&mut file, &layer_path(i), layer, group)?;
+        }
+        write_unit(&mut file, NORM, &self.norm, group)?;
+        if let Some(head) = &self.lm_head {
+            write_unit(&mut file, HEAD, head, group)?;
+        }
+        file.map_or(Ok(()), WeightsWriter::finish)?;
+        Ok(group.barrier()?)
     }
 
     /// The whole model, on every rank. Differentiable: backward leaves each rank the sums of its own gradients.
