@@ -5,7 +5,8 @@
 #![allow(clippy::print_stdout, reason = "the table is the product")]
 
 use criterion::{BenchmarkId, Criterion, SamplingMode};
-use distflash_benches::{Counting, Measured, Pass, Problem, Subject, Table, machine, verify};
+use distflash_benches::{Measured, Pass, Problem, Subject, Table, machine, verify};
+use distflash_models::Counting;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

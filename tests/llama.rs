@@ -3,11 +3,11 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
 use burn_distflash::comm::local;
-use burn_distflash::{AttentionError, Checkpointing, Context, Mesh, Sequence, Sharding, Strategy};
+use burn_distflash::{Checkpointing, Context, Mesh, Sequence, Sharding, Strategy};
 use distflash_models::Method;
 use distflash_models::data::{Batches, Text};
 use distflash_models::llama::{Llama, LlamaConfig};
-use distflash_models::train::{Precision, TrainConfig, Trainer, train_from};
+use distflash_models::train::{Precision, RankError, TrainConfig, Trainer, train_from};
 use distflash_tests::TIME_LIMIT;
 use rstest::rstest;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -172,11 +172,11 @@ fn ranks_without_tokens_keep_step(
     assert!(distance(&run.losses, &alone.losses) < 1e-3, "{:?} {:?}", run.losses, alone.losses);
 }
 
-/// bf16 layers with f32 parameters: the same as one rank's, within twice what bf16 costs one rank.
-#[test]
-fn bf16_layers_train_f32_parameters() {
+/// 16-bit layers with f32 parameters: the same as one rank's, within twice what 16 bits cost one rank.
+#[rstest]
+fn layers_of_16_bits_train_f32_parameters(#[values(Precision::Bf16, Precision::F16)] precision: Precision) {
     let spread = |ranks, sharding| TrainConfig {
-        precision: Precision::Bf16,
+        precision,
         sharding,
         checkpointing: Checkpointing::KeepAttention,
         ..config(ranks, Sequence::Balanced, SEQ_LEN)
@@ -188,6 +188,56 @@ fn bf16_layers_train_f32_parameters() {
         assert!(run.losses[19] < run.losses[0] - 1., "it learns: {:?}", run.losses);
         let (off, naive) = (distance(&run.losses, &truth.losses), distance(&alone.losses, &truth.losses));
         assert!(off <= 2. * naive, "{sharding}: {off:e}, one rank {naive:e}");
+    }
+}
+
+/// Weights so large that gradients scaled by 65536 leave f16.
+#[test]
+fn f16_steps_that_overflow_are_skipped_and_the_scale_halved() {
+    struct Times(f64);
+    impl ModuleMapper for Times {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|tensor| tensor.mul_scalar(self.0))
+        }
+    }
+    let config = TrainConfig {
+        precision: Precision::F16,
+        sharding: Sharding::Full,
+        steps: 12,
+        ..config(2, Sequence::Balanced, SEQ_LEN)
+    };
+    let model = Llama::init(&config.model, 1, &Device::flex()).unwrap().map(&mut Times(6.));
+    let outcomes = Arc::new(Mutex::new(Vec::new()));
+    let heard = outcomes.clone();
+    let report = move |outcome: distflash_models::train::StepOutcome| heard.lock().unwrap().push(outcome);
+    train_from(model, &Arc::new(config.clone()), &batches(&config), report).unwrap();
+    let outcomes = outcomes.lock().unwrap();
+    assert_eq!(outcomes[0].loss_scale, 65_536.);
+    assert!(outcomes[0].is_skipped(), "{outcomes:?}");
+    for pair in outcomes.windows(2) {
+        let factor = if pair[0].is_skipped() { 0.5 } else { 1. };
+        assert_eq!(pair[1].loss_scale, factor * pair[0].loss_scale, "{outcomes:?}");
+    }
+    let made: Vec<_> = outcomes.iter().filter(|outcome| !outcome.is_skipped()).collect();
+    assert!(made.len() > 4, "{outcomes:?}");
+    assert!(made[made.len() - 1].loss < made[0].loss, "{outcomes:?}");
+}
+
+/// Gradients that are no numbers end the run before they reach a weight.
+#[test]
+fn a_loss_that_is_no_number_ends_the_run_on_all_ranks() {
+    struct Break;
+    impl ModuleMapper for Break {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|tensor| tensor.mul_scalar(f64::NAN))
+        }
+    }
+    for sharding in [Sharding::None, Sharding::Full] {
+        let config = TrainConfig { sharding, ..config(3, Sequence::Balanced, SEQ_LEN) };
+        let model = Llama::init(&config.model, 1, &Device::flex()).unwrap().map(&mut Break);
+        let error = train_from(model, &Arc::new(config.clone()), &batches(&config), |_| {}).unwrap_err();
+        assert_eq!(error.failures.len(), 3, "{error}");
+        assert!(error.failures.iter().all(|(_, reason)| reason.contains("step 1: the loss is NaN")), "{error}");
     }
 }
 
@@ -220,7 +270,7 @@ fn a_killed_rank_ends_the_run_with_its_name() {
             assert!(step < 3 || comm.rank() != 1, "killed at step 3");
             trainer.step(step, &batches(&config))?;
         }
-        Ok::<_, AttentionError>(())
+        Ok::<_, RankError>(())
     })
     .unwrap_err();
     assert!(error.stalled.is_empty(), "{error}");

@@ -3,12 +3,13 @@
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use burn_distflash::comm::local;
-use burn_distflash::{AttentionError, Checkpointing, Context, KeptBytes, Mesh, Sequence, Sharding, kept_by_segments};
+use burn_distflash::{Checkpointing, Context, KeptBytes, Mesh, Sequence, Sharding, kept_by_segments};
+use distflash_models::Counting;
 use distflash_models::data::{Batches, Text};
 use distflash_models::llama::{Execution, Llama, LlamaConfig};
 use distflash_models::planner::{kept_bytes, state_bytes};
-use distflash_models::train::{TrainConfig, Trainer};
-use distflash_tests::{Counting, TIME_LIMIT};
+use distflash_models::train::{RankError, TrainConfig, Trainer};
+use distflash_tests::TIME_LIMIT;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[global_allocator]
@@ -143,7 +144,7 @@ fn train(config: TrainConfig, look: impl Fn(usize) + Send + Sync + 'static) {
             }
             comm.barrier()?;
         }
-        Ok::<_, AttentionError>(())
+        Ok::<_, RankError>(())
     })
     .unwrap();
 }

@@ -9,7 +9,6 @@ mod table;
 mod timing;
 mod verify;
 
-pub use distflash_tests::Counting;
 pub use machine::machine;
 pub use memory::used_mib;
 pub use problem::{Inputs, Pass, Problem};

@@ -5,6 +5,7 @@ mod schedule;
 mod settings;
 mod train;
 
+use crate::Counting;
 use clap::{Parser, Subcommand};
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -32,11 +33,11 @@ enum Failure {
     Failed(String),
 }
 
-/// Runs the program: exit code 0 on success, 2 if the request was wrong, 1 if it failed on the way.
+/// Runs the program, whose allocator is `allocator`: exit code 0 on success, 2 if the request was wrong, 1 if it failed on the way.
 #[must_use]
-pub fn main() -> ExitCode {
+pub fn main(allocator: &'static Counting) -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Train(command) => command.run(),
+        Command::Train(command) => command.run(allocator),
         Command::Plan(command) => command.run(),
         Command::Schedule(command) => command.run(),
     };

@@ -1,7 +1,11 @@
 //! The `distflash` program; see `distflash --help`.
 
+use distflash_models::{Counting, cli};
 use std::process::ExitCode;
 
+#[global_allocator]
+static ALLOCATOR: Counting = Counting::new();
+
 fn main() -> ExitCode {
-    distflash_models::cli::main()
+    cli::main(&ALLOCATOR)
 }

@@ -4,7 +4,6 @@
 mod bound;
 mod device;
 mod draw;
-mod memory;
 mod naive;
 mod problem;
 mod run;
@@ -12,7 +11,6 @@ mod run;
 pub use bound::{Results, Truth, assert_within_bound};
 pub use device::{device, kernel, kernel_for, may_cut_loops, strategies, takes, worlds};
 pub use draw::Draw;
-pub use memory::Counting;
 pub use naive::naive;
 pub use problem::{Masks, Problem};
 pub use run::{Done, TIME_LIMIT, flash, sharded, sharded_and_done};

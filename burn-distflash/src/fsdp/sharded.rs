@@ -91,7 +91,7 @@ impl<M: Module + Sync + 'static> Sharded<M> {
     #[must_use]
     pub fn with_row(self, row: Tensor<1>) -> Self {
         assert_eq!(row.dims(), [self.template.places.part], "a part of the same length");
-        Self { row: Param::initialized(self.row.id, row), ..self }
+        Self { row: self.row.map(|_| row), ..self }
     }
 
     /// Number of parameters of the whole module.

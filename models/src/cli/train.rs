@@ -2,9 +2,10 @@
 
 use super::Failure;
 use super::settings::{parse, resolve};
+use crate::Counting;
 use crate::method::{Method, UnknownMethod};
 use crate::planner::{self, Cluster, MaskKind, Workload};
-use crate::train::{Summary, TrainConfig, train};
+use crate::train::{Summary, TrainConfig, TrainError, resume, train};
 use burn_distflash::{Checkpointing, Sharding};
 use clap::{Args, ValueHint};
 use serde::Serialize;
@@ -25,11 +26,16 @@ Examples:
   distflash train --data book.txt --seq-len 4096       a text of your own, a longer sequence
   distflash train --ranks 3 --strategy zigzag          another way to shard it, the same result
   distflash train --checkpointing keep-attention --sharding full   in less memory, the same result
-  distflash train --config runs/train-1/config.toml    a run again")]
+  distflash train --config runs/train-1/config.toml    a run again
+  distflash train --save-every 50                      a checkpoint every 50 steps
+  distflash train --resume runs/train-1 --ranks 2      go on from the last one, on other ranks")]
 pub struct TrainCommand {
     /// Settings file (TOML).
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
+    /// Go on with a run from its newest checkpoint: with its settings, but for flags given here.
+    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath, conflicts_with_all = ["config", "name", "runs"])]
+    resume: Option<PathBuf>,
     /// Name of the run; its folder must not exist yet [default: train-1, train-2, …].
     #[arg(long)]
     name: Option<String>,
@@ -69,8 +75,8 @@ struct TrainFlags {
     /// (3, FSDP) [default: none].
     #[arg(long)]
     sharding: Option<Sharding>,
-    /// What layers compute in: f32, or bf16 with sharded f32 parameters [default: f32].
-    #[arg(long, value_parser = ["f32", "bf16"])]
+    /// What layers compute in: f32, or bf16 or f16 with sharded f32 parameters [default: f32].
+    #[arg(long, value_parser = ["f32", "bf16", "f16"])]
     precision: Option<String>,
     /// Tokens of which an MLP's inner width exists at a time; 0 for all [default: 0].
     #[arg(long, value_name = "TOKENS")]
@@ -111,6 +117,12 @@ struct TrainFlags {
     /// Seconds after which a rank that hears nothing from another gives up [default: 60].
     #[arg(long, value_name = "SECONDS")]
     time_limit: Option<u64>,
+    /// Steps from one checkpoint to the next; 0 for none [default: 0].
+    #[arg(long, value_name = "STEPS")]
+    save_every: Option<usize>,
+    /// Checkpoints that are kept, the newest [default: 2].
+    #[arg(long, value_name = "N")]
+    keep: Option<usize>,
     #[command(flatten)]
     loss: LossFlags,
     #[command(flatten)]
@@ -194,7 +206,7 @@ fn choose_strategy(config: &mut TrainConfig) -> Result<String, String> {
 
 impl TrainCommand {
     /// Trains, and says what came of it.
-    pub(super) fn run(self) -> Result<String, Failure> {
+    pub(super) fn run(self, allocator: &'static Counting) -> Result<String, Failure> {
         let mut file = self.file().map_err(Failure::Refused)?;
         let is_auto = match self.flags.strategy {
             Some(StrategyFlag::Auto) => true,
@@ -210,33 +222,43 @@ impl TrainCommand {
             // Before the run, which may be long; standard output is for what came of it.
             eprint!("{}", choose_strategy(&mut config).map_err(Failure::Refused)?);
         }
-        let describe = |error: crate::train::TrainError| {
+        let describe = |error: TrainError| {
             let failure = if error.is_refusal() { Failure::Refused } else { Failure::Failed };
             failure(error.to_string())
         };
-        train(config, &self.runs, self.name.as_deref()).map(|summary| report(&summary)).map_err(describe)
+        let summary = match &self.resume {
+            Some(run) => resume(config, run, allocator, |damaged| eprintln!("passed over: {damaged}")),
+            None => train(config, &self.runs, self.name.as_deref(), allocator),
+        };
+        summary.map(|summary| report(&summary)).map_err(describe)
     }
 
     fn file(&self) -> Result<Table, String> {
-        let Some(path) = &self.config else { return Ok(Table::new()) };
-        let text = fs::read_to_string(path).map_err(|error| self.in_file(error.to_string()))?;
+        let Some(path) = self.settings() else { return Ok(Table::new()) };
+        let text = fs::read_to_string(&path).map_err(|error| self.in_file(error.to_string()))?;
         parse(&text).map_err(|error| self.in_file(error))
     }
 
+    /// The settings file, or that of the run that goes on.
+    fn settings(&self) -> Option<PathBuf> {
+        self.config.clone().or_else(|| Some(self.resume.as_ref()?.join("config.toml")))
+    }
+
     fn in_file(&self, error: String) -> String {
-        self.config.as_ref().map_or_else(|| error.clone(), |path| format!("{}: {error}", path.display()))
+        self.settings().map_or_else(|| error.clone(), |path| format!("{}: {error}", path.display()))
     }
 }
 
 fn report(summary: &Summary) -> String {
-    let Summary { folder, final_loss, unigram_entropy, tokens_per_second, elapsed } = summary;
+    let Summary { folder, final_loss, unigram_entropy, tokens_per_second, elapsed, memory } = summary;
     // Baselines that have no schedule draw none.
     let schedule = if folder.join("schedule.svg").exists() { "schedule.svg, " } else { "" };
     format!(
         "loss {final_loss:.3} nats per byte; guessing by frequency alone would give {unigram_entropy:.3}\n\
          {:.0} s, {tokens_per_second:.0} tokens/s\n\
-         {}: loss.svg, {schedule}metrics.jsonl, config.toml, model/\n",
+         {}{}: loss.svg, {schedule}metrics.jsonl, memory.json, config.toml, model/\n",
         elapsed.as_secs_f64(),
+        memory.summary(),
         folder.display(),
     )
 }

@@ -28,8 +28,10 @@ impl<'a> Init<'a> {
 
     fn matrix(&mut self, rows: usize, columns: usize) -> Param<Tensor<2>> {
         let Some((normal, source)) = &mut self.normal else {
-            let zeros = move |device: &Device, _| Tensor::zeros([rows, columns], device);
-            return Param::uninitialized(ParamId::new(), zeros, self.device.clone(), false, [rows, columns].into());
+            let zeros = move |device: &Device, is_tracked: bool| {
+                Tensor::zeros([rows, columns], device).set_require_grad(is_tracked)
+            };
+            return Param::uninitialized(ParamId::new(), zeros, self.device.clone(), true, [rows, columns].into());
         };
         let draw = |_| normal.sample(source);
         let data = TensorData::new((0..rows * columns).map(draw).collect::<Vec<f32>>(), [rows, columns]);

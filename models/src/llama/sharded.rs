@@ -113,6 +113,24 @@ impl ShardedLlama {
         all
     }
 
+    /// The model itself, of its only part.
+    ///
+    /// # Panics
+    /// If there are more.
+    #[must_use]
+    pub fn join(&self) -> Llama {
+        fn join<M: Module + Sync + 'static>(unit: &Sharded<M>) -> M {
+            unit.join(vec![unit.row()])
+        }
+        let model = Decoder {
+            embed_tokens: join(&self.embed_tokens),
+            layers: self.layers.iter().map(join).collect(),
+            norm: join(&self.norm),
+        };
+        let lm_head = self.lm_head.as_ref().map(join);
+        Llama { model, lm_head, head_dim: self.head_dim, rope_theta: self.rope_theta }
+    }
+
     /// Writes the model as [`Llama::save`] does. Ranks bring their parts together unit by unit, so that none has more of
     /// it than when it computes a layer. All ranks call it together; the first writes.
     ///

@@ -53,6 +53,10 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Seconds after which a rank that hears nothing from another gives up.
     pub time_limit: u64,
+    /// Steps from one checkpoint to the next; 0 for none.
+    pub save_every: usize,
+    /// Checkpoints that are kept, the newest.
+    pub keep: usize,
     /// What the loss adds.
     pub loss: LossOptions,
     /// Sizes of the model.
@@ -61,11 +65,12 @@ pub struct TrainConfig {
 
 /// What layers compute in.
 ///
-/// | | `f32` | `bf16` |
-/// |---|---|---|
-/// | parameters that are updated, moments, sums of gradients over ranks and tiles | f32 | f32 |
-/// | parameters as layers see them, activations, their gradients, what travels of them | f32 | bf16 |
-/// | attention's accumulators, partials and lse; softmax and loss; mean squares of norms | f32 | f32 |
+/// | | `f32` | `bf16` | `f16` |
+/// |---|---|---|---|
+/// | parameters that are updated, moments, sums of gradients over ranks and tiles | f32 | f32 | f32 |
+/// | parameters as layers see them, activations, their gradients, what travels of them | f32 | bf16 | f16 |
+/// | attention's accumulators, partials and lse; softmax and loss; mean squares of norms | f32 | f32 | f32 |
+/// | what the loss is multiplied by before backward ([`LossScale`](super::LossScale)) | 1 | 1 | what overflow allows |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
@@ -73,6 +78,8 @@ pub enum Precision {
     F32,
     /// bfloat16.
     Bf16,
+    /// IEEE half precision.
+    F16,
 }
 
 impl Precision {
@@ -82,6 +89,7 @@ impl Precision {
         match self {
             Precision::F32 => DType::F32,
             Precision::Bf16 => DType::BF16,
+            Precision::F16 => DType::F16,
         }
     }
 }
@@ -128,6 +136,8 @@ impl Default for TrainConfig {
             clip_norm: 1.,
             seed: 1,
             time_limit: 60,
+            save_every: 0,
+            keep: 2,
             loss: LossOptions::default(),
             model: LlamaConfig::default(),
         }
@@ -186,6 +196,7 @@ impl TrainConfig {
             ("time_limit", self.time_limit as usize),
             ("data_parallel", self.data_parallel),
             ("loss_tile", self.loss_tile),
+            ("keep", self.keep),
         ];
         if let Some((name, _)) = counts.into_iter().find(|count| count.1 == 0) {
             return Err(TrainConfigError::Zero(name));
@@ -213,7 +224,7 @@ impl TrainConfig {
         }
         if self.precision != Precision::F32 && self.sharding == Sharding::None {
             let message =
-                "precision bf16 needs parameters in f32 to update; set sharding to optimizer, gradients or full";
+                "16-bit precision needs parameters in f32 to update; set sharding to optimizer, gradients or full";
             return Err(TrainConfigError::Together(message));
         }
         let is_plain = self.sharding == Sharding::None && self.checkpointing == Checkpointing::Store;

@@ -1,12 +1,13 @@
 //! What a run leaves behind.
 
 use super::config::TrainConfig;
+use super::memory::MemoryReport;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// `runs/NAME/`: `config.toml`, `metrics.jsonl`, `loss.svg`, `schedule.svg` and `model/`.
+/// `runs/NAME/`: `config.toml`, `metrics.jsonl`, `memory.json`, `loss.svg`, `schedule.svg`, `checkpoints/` and `model/`.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
@@ -22,8 +23,8 @@ pub struct Metrics {
     pub loss: f64,
     /// As applied in this step.
     pub learning_rate: f64,
-    /// Global norm before clipping.
-    pub gradient_norm: f64,
+    /// Global norm before clipping; none where f16 overflowed and nothing was updated.
+    pub gradient_norm: Option<f64>,
     /// Tokens seen so far.
     pub tokens: usize,
     /// Over this step alone, all ranks together.
@@ -48,6 +49,24 @@ pub enum RunFolderError {
         /// As given.
         name: String,
     },
+    /// A run's own configuration that cannot be read.
+    #[error("{}: {message}", path.display())]
+    Config {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// Records that do not reach the checkpoint.
+    #[error("{} ends with step {last}; expected step {step}, that of the checkpoint", path.display())]
+    Metrics {
+        /// Which file.
+        path: PathBuf,
+        /// Of its last whole line.
+        last: usize,
+        /// Of the checkpoint.
+        step: usize,
+    },
     /// The system refused.
     #[error("{}: {source}", path.display())]
     Io {
@@ -56,6 +75,19 @@ pub enum RunFolderError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+const CONFIG_FILE: &str = "config.toml";
+const METRICS_FILE: &str = "metrics.jsonl";
+
+fn line(metrics: &Metrics) -> String {
+    serde_json::to_string(metrics).expect("plain data") + "\n"
+}
+
+/// Writes a file that is either the old or the new one, whatever happens.
+fn replace(path: &Path, text: &str) -> Result<(), RunFolderError> {
+    let unfinished = path.with_extension("unfinished");
+    fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, path)).map_err(io_error(path))
 }
 
 fn io_error(path: &Path) -> impl FnOnce(io::Error) -> RunFolderError {
@@ -74,10 +106,10 @@ impl RunFolder {
             Some(name) => Self::claim(runs, name)?,
             None => Self::claim_next(runs)?,
         };
-        let config_path = path.join("config.toml");
+        let config_path = path.join(CONFIG_FILE);
         let text = toml::to_string_pretty(config).expect("plain data");
         fs::write(&config_path, text).map_err(io_error(&config_path))?;
-        let metrics_path = path.join("metrics.jsonl");
+        let metrics_path = path.join(METRICS_FILE);
         let metrics = File::create_new(&metrics_path).map_err(io_error(&metrics_path))?;
         Ok(Self { path, metrics })
     }
@@ -112,13 +144,57 @@ impl RunFolder {
         &self.path
     }
 
+    /// Opens the folder of a run that goes on after `step` steps, with `config` from there on: what was recorded of later
+    /// steps is forgotten. Also what was recorded of earlier ones.
+    ///
+    /// # Errors
+    /// If the system refuses, or the records are not such.
+    pub fn reopen(path: &Path, config: &TrainConfig, step: usize) -> Result<(Self, Vec<Metrics>), RunFolderError> {
+        let metrics_path = path.join(METRICS_FILE);
+        let text = fs::read_to_string(&metrics_path).map_err(io_error(&metrics_path))?;
+        let mut earlier = Vec::new();
+        for line in text.lines() {
+            // The last line may be cut off; what comes after the checkpoint is made again.
+            match serde_json::from_str::<Metrics>(line) {
+                Ok(metrics) if metrics.step <= step => earlier.push(metrics),
+                _ => break,
+            }
+        }
+        let last = earlier.last().map_or(0, |metrics| metrics.step);
+        if last != step {
+            return Err(RunFolderError::Metrics { path: metrics_path, last, step });
+        }
+        replace(&path.join(CONFIG_FILE), &toml::to_string_pretty(config).expect("plain data"))?;
+        replace(&metrics_path, &earlier.iter().map(line).collect::<String>())?;
+        let metrics = File::options().append(true).open(&metrics_path).map_err(io_error(&metrics_path))?;
+        Ok((Self { path: path.to_path_buf(), metrics }, earlier))
+    }
+
+    /// The configuration of the run in `path`.
+    ///
+    /// # Errors
+    /// If there is none, or it is none.
+    pub fn config(path: &Path) -> Result<TrainConfig, RunFolderError> {
+        let path = path.join(CONFIG_FILE);
+        let text = fs::read_to_string(&path).map_err(io_error(&path))?;
+        let message = |error: toml::de::Error| error.message().replace('\n', " ");
+        toml::from_str(&text).map_err(|error| RunFolderError::Config { message: message(error), path })
+    }
+
+    /// Writes `memory.json`.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn record_memory(&self, report: &MemoryReport) -> Result<(), RunFolderError> {
+        replace(&self.path.join("memory.json"), &(serde_json::to_string_pretty(report).expect("plain data") + "\n"))
+    }
+
     /// Appends a line to `metrics.jsonl`.
     ///
     /// # Errors
     /// If the system refuses.
     pub fn record(&mut self, metrics: &Metrics) -> Result<(), RunFolderError> {
-        let line = serde_json::to_string(metrics).expect("plain data") + "\n";
-        self.metrics.write_all(line.as_bytes()).map_err(io_error(&self.path.join("metrics.jsonl")))
+        self.metrics.write_all(line(metrics).as_bytes()).map_err(io_error(&self.path.join(METRICS_FILE)))
     }
 }
 

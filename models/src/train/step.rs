@@ -1,14 +1,22 @@
 //! One rank's training steps.
 
-use super::config::TrainConfig;
+use super::config::{Precision, TrainConfig};
+use super::loss_scale::LossScale;
+use super::memory::{RankMemory, gradient_bytes, parameter_bytes};
+use super::rank_error::RankError;
+use crate::checkpoint::{self, Checkpoint, CheckpointError, moments, state_bytes, with_moments};
 use crate::data::Batches;
-use crate::llama::{Execution, Gathering, Llama, ShardedLlama};
+use crate::llama::{Execution, Gathering, Llama, ShardedLlama, WeightsError};
 use crate::method::Method;
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Int, Tensor};
-use burn_distflash::{AttentionError, CommError, Context, Mesh, Sharding, clip_shards, sum_gradients};
+use burn::tensor::{Device, Gradients, Int, Tensor};
+use burn_distflash::{
+    AttentionError, CommError, Context, KeptBytes, Mesh, Sharding, clip_shards, kept_by_segments, sum_gradients,
+};
+use std::cell::Cell;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 /// What one step did.
@@ -20,6 +28,16 @@ pub struct StepOutcome {
     pub gradient_norm: f64,
     /// As applied.
     pub learning_rate: f64,
+    /// What the loss was multiplied by; 1 but in f16.
+    pub loss_scale: f64,
+}
+
+impl StepOutcome {
+    /// Whether f16 gradients overflowed, and nothing was updated.
+    #[must_use]
+    pub fn is_skipped(&self) -> bool {
+        !self.gradient_norm.is_finite()
+    }
 }
 
 /// What a rank has of the model.
@@ -40,6 +58,11 @@ pub struct Trainer {
     mesh: Mesh,
     device: Device,
     execution: Execution,
+    /// In f16.
+    loss_scale: Option<LossScale>,
+    memory: RankMemory,
+    /// By segments, in the last step.
+    kept: Cell<KeptBytes>,
 }
 
 impl Trainer {
@@ -59,39 +82,68 @@ impl Trainer {
                 Held::Part(Box::new(part.fork(&device).train()), gathering)
             }
         };
-        Self { config, held, optimizer, context, mesh, device, execution }
+        let loss_scale = (config.precision == Precision::F16).then(LossScale::default);
+        let memory = RankMemory::default();
+        Self { config, held, optimizer, context, mesh, device, execution, loss_scale, memory, kept: Cell::default() }
     }
 
-    /// Forward, backward, sum over ranks, clip, update.
+    /// Forward, backward, sum over ranks, clip, update. In f16 a step whose gradients overflow updates nothing.
     ///
     /// # Errors
-    /// If ranks lose each other.
-    pub fn step(&mut self, step: usize, batches: &Batches) -> Result<StepOutcome, AttentionError> {
+    /// If ranks lose each other, or loss or gradient are no numbers: on all ranks at once, which agree on both.
+    pub fn step(&mut self, step: usize, batches: &Batches) -> Result<StepOutcome, RankError> {
         let learning_rate = self.config.learning_rate_at(step);
         let context = self.context.clone();
         let batch = batches.part(step, self.sequences(), context.layout(), context.rank(), &self.device);
         let world = self.mesh.world().clone();
+        let loss_scale = self.loss_scale.map_or(1., LossScale::factor);
         // Divided by the count of all ranks, so that summing gradients over them gives the mean's.
-        let mean = |sum: Tensor<1>| sum.div_scalar(batches.num_tokens() as f64);
-        let (loss, gradient_norm) = match &self.held {
+        let mean = |sum: Tensor<1>| sum.mul_scalar(loss_scale / batches.num_tokens() as f64);
+        let (loss, grads, gradient_norm) = match &self.held {
             Held::Whole(model) => {
                 let loss = mean(self.whole_loss(model, batch)?);
-                let grads = sum_gradients(&**model, context.backward(&loss)?, &*world)?;
+                let grads = sum_gradients(&**model, self.backward(&loss)?, &*world)?;
                 let norm = grads.norm();
-                let grads = grads.clip(self.config.clip_norm).into_params(&**model);
-                self.held = Held::Whole(Box::new(self.optimizer.step(learning_rate, (**model).clone(), grads)));
-                (loss, norm)
+                (loss, grads.clip(self.config.clip_norm).into_params(&**model), norm)
             }
             Held::Part(part, gathering) => {
                 let (loss, grads) = self.part_gradients(part, gathering, batch, mean)?;
+                let grads = scale_gradients(&**part, grads, 1. / loss_scale);
                 let (grads, norm) = clip_shards(&**part, grads, self.config.clip_norm, &*world)?;
-                let part = self.optimizer.step(learning_rate, (**part).clone(), grads);
-                self.held = Held::Part(Box::new(part), gathering.clone());
-                (loss, norm)
+                (loss, grads, norm)
             }
         };
         let loss: Tensor<1> = world.all_reduce(loss.inner())?;
-        Ok(StepOutcome { loss: loss.into_scalar::<f64>(), gradient_norm, learning_rate })
+        let loss = loss.into_scalar::<f64>() / loss_scale;
+        let is_finite = gradient_norm.is_finite();
+        let can_skip = self.loss_scale.is_some_and(|scale| scale.factor() > 1.);
+        if !loss.is_finite() || !(is_finite || can_skip) {
+            return Err(RankError::NotFinite { step: step + 1, loss, gradient_norm });
+        }
+        if is_finite {
+            self.update(learning_rate, grads);
+        }
+        self.loss_scale = self.loss_scale.map(|scale| scale.after(is_finite));
+        Ok(StepOutcome { loss, gradient_norm, learning_rate, loss_scale })
+    }
+
+    fn update(&mut self, learning_rate: f64, grads: GradientsParams) {
+        match &mut self.held {
+            Held::Whole(model) => {
+                self.memory.gradients = gradient_bytes(&**model, &grads);
+                **model = self.optimizer.step(learning_rate, (**model).clone(), grads);
+            }
+            Held::Part(part, _) => {
+                self.memory.gradients = gradient_bytes(&**part, &grads);
+                **part = self.optimizer.step(learning_rate, (**part).clone(), grads);
+            }
+        }
+    }
+
+    /// The gradients of this rank's loss; notes what segments keep for them.
+    fn backward(&self, loss: &Tensor<1>) -> Result<Gradients, AttentionError> {
+        self.kept.set(kept_by_segments());
+        self.context.backward(loss)
     }
 
     /// Of the batch, those of this rank's group.
@@ -117,7 +169,7 @@ impl Trainer {
         if self.config.sharding == Sharding::Optimizer {
             let whole = part.valid().gather(gathering)?.fork(&self.device).train();
             let loss = mean(self.whole_loss(&whole, batch)?);
-            let grads = part.reduce(&whole, self.context.backward(&loss)?, &*gathering.group)?;
+            let grads = part.reduce(&whole, self.backward(&loss)?, &*gathering.group)?;
             return Ok((loss, grads));
         }
         let sum = if self.config.sharding == Sharding::Gradients {
@@ -126,9 +178,83 @@ impl Trainer {
             part.loss(batch, &self.execution, &self.context, gathering)?
         };
         let loss = mean(sum);
-        let grads = self.context.backward(&loss)?;
+        let grads = self.backward(&loss)?;
         self.mesh.world().check()?;
         Ok((loss, GradientsParams::from_grads(grads, part)))
+    }
+
+    /// Writes a checkpoint after `step` steps. All ranks call it together.
+    ///
+    /// # Errors
+    /// If the system refuses, or ranks lose each other.
+    pub fn save(&self, step: usize, folder: &Path) -> Result<(), CheckpointError> {
+        let world = self.mesh.world();
+        let models = match &self.held {
+            Held::Whole(model) => {
+                let model = model.valid();
+                let [first, second] = moments(&self.optimizer, &model)?;
+                [model, first, second].map(|whole| ShardedLlama::new(&whole, world.rank(), world.world_size()))
+            }
+            Held::Part(part, _) => {
+                let part = part.valid();
+                let [first, second] = moments(&self.optimizer, &part)?;
+                [part, first, second]
+            }
+        };
+        checkpoint::write(folder, step, self.loss_scale, &models.map(|model| model.rows()), &**world)
+    }
+
+    /// As it was when `checkpoint` was written, by however many ranks, sharded or not.
+    ///
+    /// # Errors
+    /// If it is of another model.
+    pub fn resume(mut self, checkpoint: &Checkpoint) -> Result<Self, CheckpointError> {
+        let step = checkpoint.step();
+        match &mut self.held {
+            Held::Whole(model) => {
+                let one = ShardedLlama::new(&model.valid(), 0, 1);
+                let whole = |part: ShardedLlama| part.join();
+                let [found, first, second] = checkpoint.read(&one, 0, 1)?.map(whole);
+                **model = found.fork(&self.device).train();
+                self.optimizer = with_moments(self.optimizer, &**model, step, &[first, second])?;
+            }
+            Held::Part(part, _) => {
+                let world = self.mesh.world();
+                let [found, first, second] = checkpoint.read(&part.valid(), world.rank(), world.world_size())?;
+                **part = found.fork(&self.device).train();
+                self.optimizer = with_moments(self.optimizer, &**part, step, &[first, second])?;
+            }
+        }
+        self.loss_scale = self.loss_scale.map(|scale| checkpoint.loss_scale().unwrap_or(scale));
+        Ok(self)
+    }
+
+    /// Writes the model as Hugging Face reads it; no rank gets more of it than a layer that it does not hold. All ranks
+    /// call it together.
+    ///
+    /// # Errors
+    /// If the system refuses, or ranks lose each other.
+    pub fn export(&self, folder: &Path) -> Result<(), WeightsError> {
+        let world = self.mesh.world();
+        match &self.held {
+            Held::Whole(model) if world.rank() == 0 => model.valid().save(&self.config.model, folder)?,
+            Held::Whole(_) => {}
+            Held::Part(part, _) => part.valid().save(&self.config.model, folder, world)?,
+        }
+        Ok(world.barrier()?)
+    }
+
+    /// What this rank holds between steps, and held in the last one.
+    ///
+    /// # Errors
+    /// If Burn cannot say what its optimizer holds.
+    pub fn memory(&self) -> Result<RankMemory, CheckpointError> {
+        let parameters = match &self.held {
+            Held::Whole(model) => parameter_bytes(&**model),
+            Held::Part(part, _) => parameter_bytes(&**part),
+        };
+        let optimizer = state_bytes(&self.optimizer)?;
+        Ok(RankMemory { parameters, optimizer, ..self.memory }.with_kept(self.kept.get()))
     }
 
     /// The model as trained so far, whole on every rank.
@@ -143,4 +269,25 @@ impl Trainer {
             }
         }
     }
+}
+
+/// All gradients there are of a module's parameters, times `factor`.
+fn scale_gradients<M: Module>(module: &M, grads: GradientsParams, factor: f64) -> GradientsParams {
+    struct Scale {
+        grads: GradientsParams,
+        factor: f64,
+    }
+    impl ModuleVisitor for Scale {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(grad) = self.grads.remove::<D>(param.id) {
+                self.grads.register::<D>(param.id, grad.mul_scalar(self.factor));
+            }
+        }
+    }
+    if factor == 1. {
+        return grads;
+    }
+    let mut scale = Scale { grads, factor };
+    module.visit(&mut scale);
+    scale.grads
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// The system's allocator, counting the bytes it has handed out to all threads. Sizes are those asked
 /// for: what the system adds and keeps does not count.
 ///
-/// Make it the `#[global_allocator]` of a bench.
+/// Make it the `#[global_allocator]` of a program.
 #[derive(Debug)]
 pub struct Counting {
     live: AtomicUsize,
@@ -24,6 +24,11 @@ impl Counting {
     /// Bytes that live now.
     pub fn live(&self) -> usize {
         self.live.load(Relaxed)
+    }
+
+    /// The most bytes that lived at once, since the program began or [`peak_above`](Self::peak_above) was last called.
+    pub fn peak(&self) -> usize {
+        self.peak.load(Relaxed)
     }
 
     /// The result of `run`, and the most bytes that lived during it beyond those that lived before.
