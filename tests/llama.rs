@@ -265,7 +265,7 @@ fn a_killed_rank_ends_the_run_with_its_name() {
         let device = Device::flex().autodiff();
         let context = Context::new(comm.clone(), config.strategy.strategy(), config.seq_len)?;
         let mesh = Mesh::new(comm.clone(), 1).expect("one group");
-        let mut trainer = Trainer::new(config.clone(), &model, context, mesh, device);
+        let mut trainer = Trainer::new(config.clone(), &model, context, mesh, device)?;
         for step in 0..config.steps {
             assert!(step < 3 || comm.rank() != 1, "killed at step 3");
             trainer.step(step, &batches(&config))?;

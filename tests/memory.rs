@@ -135,7 +135,7 @@ fn train(config: TrainConfig, look: impl Fn(usize) + Send + Sync + 'static) {
     local::run(config.ranks, TIME_LIMIT, move |comm| {
         let mesh = Mesh::new(comm.clone(), config.data_parallel).expect("a mesh");
         let context = Context::new(mesh.context().clone(), config.strategy.strategy(), config.seq_len)?;
-        let mut trainer = Trainer::new(config.clone(), &model, context, mesh, Device::flex().autodiff());
+        let mut trainer = Trainer::new(config.clone(), &model, context, mesh, Device::flex().autodiff())?;
         for step in 0..config.steps {
             trainer.step(step, &batches)?;
             comm.barrier()?;

@@ -28,7 +28,7 @@ pub use context::Context;
 pub use distflash_kernels::{IntervalError, Kernel, RowIntervals, Tile};
 pub use error::AttentionError;
 pub use executor::{AttentionCall, Direction, HeadExchange};
-pub use fsdp::{Mesh, MeshError, Sharded, Sharding, UnknownSharding, clip_shards};
+pub use fsdp::{Mesh, MeshError, Prefetch, Sharded, Sharding, UnknownSharding, clip_shards};
 pub use gradients::{SummedGradients, sum_gradients};
 pub use heads::{HeadBlock, HeadShare};
 pub use layout::{Layout, Rank, Span};

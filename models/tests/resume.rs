@@ -135,7 +135,8 @@ fn a_run_goes_on_over_other_ranks_and_otherwise_spread() {
 fn what_is_damaged_is_named_and_passed_over() {
     let config = config(2, Sharding::Full);
     let file = |run: &Path| checkpoint(run, 8).join("rank-1-of-2.safetensors");
-    let damages: [(&str, fn(&Path)); 5] = [
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 5] = [
         ("rank-1-of-2.safetensors is damaged: it has", |file| {
             let bytes = fs::read(file).unwrap();
             fs::write(file, &bytes[..bytes.len() / 2]).unwrap();

@@ -1,7 +1,7 @@
 //! Collectives over `exchange`, for transports that have none of their own.
 
 use super::packet::untracked;
-use super::{CommError, Communicator, Packet, PacketSpec, Tag};
+use super::{CommError, Communicator, Packet, PacketSpec, Pending, Tag};
 use crate::layout::Rank;
 use burn::tensor::Tensor;
 
@@ -15,6 +15,16 @@ fn swap<C: Communicator + ?Sized>(
     packets: Vec<Packet>,
     expected: &PacketSpec,
 ) -> Exchanged {
+    start_swap(comm, operation, packets, expected)?.wait()
+}
+
+/// The first half of [`swap`].
+fn start_swap<C: Communicator + ?Sized>(
+    comm: &C,
+    operation: &'static str,
+    packets: Vec<Packet>,
+    expected: &PacketSpec,
+) -> Result<Pending, CommError> {
     let rank = comm.rank();
     let tag = Tag { operation, call: comm.next_call(), step: 0 };
     let mut own = None;
@@ -24,9 +34,12 @@ fn swap<C: Communicator + ?Sized>(
     }
     let peers = (0..comm.world_size()).filter(|&peer| peer != rank);
     let receives = peers.map(|peer| (peer, expected.clone())).collect();
-    let mut received = comm.exchange(tag, sends, receives)?.wait()?;
-    received.insert(rank, own.expect("one packet per rank"));
-    Ok(received)
+    let pending = comm.exchange(tag, sends, receives)?;
+    Ok(Pending::new(move || {
+        let mut received = pending.wait()?;
+        received.insert(rank, own.expect("one packet per rank"));
+        Ok(received)
+    }))
 }
 
 fn flat(tensor: &Tensor<1>) -> PacketSpec {
@@ -62,10 +75,14 @@ pub(super) fn all_to_all<C: Communicator + ?Sized>(
 }
 
 pub(super) fn all_gather<C: Communicator + ?Sized>(comm: &C, tensor: Tensor<1>) -> Result<Vec<Tensor<1>>, CommError> {
+    Ok(tensors(start_all_gather(comm, tensor)?.wait()?))
+}
+
+pub(super) fn start_all_gather<C: Communicator + ?Sized>(comm: &C, tensor: Tensor<1>) -> Result<Pending, CommError> {
     let expected = flat(&tensor);
     let packet = |to| Packet::tensor(if to == comm.rank() { tensor.clone() } else { own_copy(&tensor) });
     let packets = (0..comm.world_size()).map(packet).collect();
-    Ok(tensors(swap(comm, "all_gather", packets, &expected)?))
+    start_swap(comm, "all_gather", packets, &expected)
 }
 
 pub(super) fn reduce_scatter<C: Communicator + ?Sized>(

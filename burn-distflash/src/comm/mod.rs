@@ -118,6 +118,12 @@ pub trait Communicator: fmt::Debug + Send + Sync {
         collectives::all_gather(self, tensor)
     }
 
+    /// As [`all_gather`](Self::all_gather), whose packets are waited for later. What this group does meanwhile must not
+    /// receive anything: packets arrive in order.
+    fn start_all_gather(&self, tensor: Tensor<1>) -> Result<Pending, CommError> {
+        collectives::start_all_gather(self, tensor)
+    }
+
     /// The sum of all ranks' tensors, of which this rank keeps part `rank` of the given lengths.
     fn reduce_scatter(&self, tensor: Tensor<1>, lens: &[usize]) -> Result<Tensor<1>, CommError> {
         collectives::reduce_scatter(self, tensor, lens)

@@ -1,6 +1,6 @@
 //! From rows to parameters and back to gradients.
 
-use crate::comm::{CommError, Communicator};
+use crate::comm::Communicator;
 use crate::segment::{Chain, Outputs, Replay, SegmentOps, Slot, concatenated, is_tracked, joining, seed};
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -34,21 +34,20 @@ impl Places {
         Tensor::cat(vec![row, zeros], 0)
     }
 
-    /// `template` with the parameters whose part here is `row`.
-    pub fn gather<M: Module + Sync + 'static>(
+    /// `template` with the parameters of which each rank has one of `parts`, here `row`. Gradients are summed over `comm`.
+    pub fn gathered<M: Module + Sync + 'static>(
         self: &Arc<Self>,
         template: M,
         row: &Tensor<1>,
+        parts: Vec<Tensor<1>>,
         comm: &Arc<dyn Communicator>,
-        dtype: DType,
-    ) -> Result<M, CommError> {
-        let parts = comm.all_gather(row.clone().inner().cast(dtype))?;
+    ) -> M {
         let whole = concatenated(parts, 0);
         let is_autodiff = row.gradient_checkpointing_strategy().is_some();
         let whole = if is_autodiff { joining(whole, row) } else { whole };
         let module = template.clone().map(&mut Fill::new(whole, &self.shapes));
         if !is_autodiff || !is_tracked(row) {
-            return Ok(module);
+            return module;
         }
         // One step of autodiff for all parameters: cut out of the row one by one, each would bring a gradient as long
         // as the row.
@@ -69,7 +68,7 @@ impl Places {
             in_slot.put(own.into_dispatch());
         }));
         let hub = Tensor::from_dispatch(Dispatch::segment_hub(chain.link.into_dispatch(), replay));
-        Ok(module.map(&mut Outputs::new(hub, out_slots)))
+        module.map(&mut Outputs::new(hub, out_slots))
     }
 }
 

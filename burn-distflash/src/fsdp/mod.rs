@@ -3,10 +3,12 @@
 mod gather;
 mod mesh;
 mod norm;
+mod prefetch;
 mod sharded;
 mod sharding;
 
 pub use mesh::{Mesh, MeshError};
 pub use norm::clip_shards;
+pub use prefetch::Prefetch;
 pub use sharded::Sharded;
 pub use sharding::{Sharding, UnknownSharding};

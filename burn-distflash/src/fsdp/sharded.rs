@@ -1,6 +1,7 @@
 //! A module of which each rank holds an equal part.
 
 use super::gather::{Fill, Flatten, Places};
+use super::prefetch::Prefetch;
 use crate::comm::{CommError, Communicator};
 use crate::gradients::flat_gradients;
 use burn::module::{Module, Param};
@@ -107,8 +108,29 @@ impl<M: Module + Sync + 'static> Sharded<M> {
     /// If a peer is lost or sends nothing within the group's time limit.
     pub fn gather(&self, comm: &Arc<dyn Communicator>, dtype: DType) -> Result<M, CommError> {
         comm.check()?;
+        let parts = comm.all_gather(self.untracked_row().cast(dtype))?;
+        Ok(self.gathered(parts, comm))
+    }
+
+    /// As [`gather`](Self::gather), of parts that `prefetch` has asked for while the unit before was computed. Gradients
+    /// are summed over `comm`, a group of its own.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    pub fn gather_ahead(&self, unit: usize, prefetch: &Prefetch, comm: &Arc<dyn Communicator>) -> Result<M, CommError> {
+        comm.check()?;
+        Ok(self.gathered(prefetch.get(unit)?, comm))
+    }
+
+    fn gathered(&self, parts: Vec<Tensor<1>>, comm: &Arc<dyn Communicator>) -> M {
         let Template { module, places } = &self.template;
-        places.gather(module.clone(), &self.row.val(), comm, dtype)
+        places.gathered(module.clone(), &self.row.val(), parts, comm)
+    }
+
+    /// This rank's part, as a constant.
+    #[must_use]
+    pub fn untracked_row(&self) -> Tensor<1> {
+        self.row.val().inner()
     }
 
     /// Sums the gradients of a whole module, gathered before and made leaves, over ranks, and registers this rank's part

@@ -10,7 +10,9 @@ use burn::module::Module;
 use burn::nn::{Embedding, Linear, RmsNorm};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Gradients, Int, Tensor};
-use burn_distflash::{AttentionError, Checkpointing, CommError, Communicator, Context, Policy, Sharded, segment};
+use burn_distflash::{
+    AttentionError, Checkpointing, CommError, Communicator, Context, Policy, Prefetch, Sharded, segment,
+};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -61,8 +63,20 @@ pub struct Row {
 pub struct Gathering {
     /// All ranks.
     pub group: Arc<dyn Communicator>,
+    /// All ranks, for parameters on their way while others compute.
+    pub ahead: Arc<dyn Communicator>,
     /// What is computed in.
     pub dtype: DType,
+}
+
+impl Gathering {
+    /// From all ranks of `group`, which call it together.
+    ///
+    /// # Errors
+    /// If ranks lose each other.
+    pub fn new(group: Arc<dyn Communicator>, dtype: DType) -> Result<Self, CommError> {
+        Ok(Self { ahead: group.split(0)?, group, dtype })
+    }
 }
 
 impl ShardedLlama {
@@ -158,7 +172,7 @@ impl ShardedLlama {
     ///
     /// # Errors
     /// If ranks lose each other.
-    pub fn gather(&self, Gathering { group, dtype }: &Gathering) -> Result<Llama, CommError> {
+    pub fn gather(&self, Gathering { group, dtype, .. }: &Gathering) -> Result<Llama, CommError> {
         let layers = self.layers.iter().map(|layer| layer.gather(group, *dtype));
         let model = Decoder {
             embed_tokens: self.embed_tokens.gather(group, *dtype)?,
@@ -210,15 +224,17 @@ impl ShardedLlama {
             Ok::<_, AttentionError>(embedding.forward(tokens.clone()))
         })?;
         let rope = rope(self.head_dim, self.rope_theta, &x, context);
+        let rows = self.layers.iter().map(Sharded::untracked_row).collect();
+        let prefetch = Arc::new(Prefetch::new(rows, gathering.ahead.clone(), gathering.dtype));
         for (i, layer) in self.layers.iter().enumerate() {
             let (rope, context, of_layer) = (rope.clone(), context.clone(), execution.clone());
-            let gathering = gathering.clone();
+            let (group, prefetch) = (gathering.group.clone(), prefetch.clone());
             x = segment(layer, x, execution.policy(i), move |layer: &Sharded<DecoderLayer>, x| {
-                layer.gather(&gathering.group, gathering.dtype)?.forward(x, &rope, &of_layer, &context)
+                layer.gather_ahead(i, &prefetch, &group)?.forward(x, &rope, &of_layer, &context)
             })?;
         }
         // Its backward follows at once: gathering it again would free nothing.
-        let Gathering { group, dtype } = gathering;
+        let Gathering { group, dtype, .. } = gathering;
         let head = Head {
             norm: self.norm.gather(group, *dtype)?,
             lm_head: self.lm_head.as_ref().map(|head| head.gather(group, *dtype)).transpose()?,

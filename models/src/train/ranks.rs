@@ -99,5 +99,5 @@ pub fn train_from(
 fn trainer(config: &Arc<TrainConfig>, model: &Llama, comm: Arc<dyn Communicator>) -> Result<Trainer, RankError> {
     let mesh = Mesh::new(comm, config.data_parallel).expect("a validated mesh");
     let context = Context::new(mesh.context().clone(), config.strategy.strategy(), config.seq_len)?;
-    Ok(Trainer::new(config.clone(), model, context, mesh, config.device.device().autodiff()))
+    Ok(Trainer::new(config.clone(), model, context, mesh, config.device.device().autodiff())?)
 }

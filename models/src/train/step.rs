@@ -67,8 +67,16 @@ pub struct Trainer {
 
 impl Trainer {
     /// A trainer for this rank's copy of the model, on a device without autodiff; give every rank the same one.
-    #[must_use]
-    pub fn new(config: Arc<TrainConfig>, model: &Llama, context: Context, mesh: Mesh, device: Device) -> Self {
+    ///
+    /// # Errors
+    /// If ranks lose each other.
+    pub fn new(
+        config: Arc<TrainConfig>,
+        model: &Llama,
+        context: Context,
+        mesh: Mesh,
+        device: Device,
+    ) -> Result<Self, CommError> {
         let adamw = AdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-8);
         let optimizer = adamw.with_weight_decay(config.weight_decay as f32).init();
         let execution = config.execution();
@@ -78,13 +86,14 @@ impl Trainer {
             Sharding::None => Held::Whole(Box::new(model.clone().fork(&device).train())),
             _ => {
                 let part = ShardedLlama::new(model, world.rank(), world.world_size());
-                let gathering = Gathering { group: world.clone(), dtype: config.precision.dtype() };
+                let gathering = Gathering::new(world.clone(), config.precision.dtype())?;
                 Held::Part(Box::new(part.fork(&device).train()), gathering)
             }
         };
         let loss_scale = (config.precision == Precision::F16).then(LossScale::default);
         let memory = RankMemory::default();
-        Self { config, held, optimizer, context, mesh, device, execution, loss_scale, memory, kept: Cell::default() }
+        let kept = Cell::default();
+        Ok(Self { config, held, optimizer, context, mesh, device, execution, loss_scale, memory, kept })
     }
 
     /// Forward, backward, sum over ranks, clip, update. In f16 a step whose gradients overflow updates nothing.
