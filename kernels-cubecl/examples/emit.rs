@@ -1,7 +1,8 @@
-//! Writes the CUDA C++ of every kernel for matrix units to a folder: `emit FOLDER [HEAD_DIM ...]`. No GPU is
-//! needed; `check-ptx.py` says what registers the result takes.
+//! Writes the CUDA C++ of every kernel for matrix units to a folder, attention's and the matrix product's:
+//! `emit FOLDER [HEAD_DIM ...]`. No GPU is needed; `check-ptx.py` says what registers the result takes.
 #![allow(clippy::print_stdout, reason = "says what it wrote")]
 
+use distflash_kernels::emit;
 use std::path::PathBuf;
 
 fn main() -> std::io::Result<()> {
@@ -12,7 +13,8 @@ fn main() -> std::io::Result<()> {
         head_dims = vec![64, 80, 96, 128, 256];
     }
     std::fs::create_dir_all(&folder)?;
-    for source in head_dims.into_iter().flat_map(distflash_kernels::emit::sources) {
+    let attention = head_dims.into_iter().flat_map(emit::sources);
+    for source in attention.chain(emit::product_sources()) {
         let path = folder.join(source.name).with_extension("cu");
         std::fs::write(&path, source.code)?;
         println!("{}", path.display());

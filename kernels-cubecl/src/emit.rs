@@ -1,8 +1,9 @@
-//! The CUDA C++ of every kernel for matrix units and for Hopper, without a GPU: for reading, and for asking the compiler
+//! The CUDA C++ of every kernel for matrix units and for Hopper, attention and the matrix product, without a GPU: for reading, and for asking the compiler
 //! offline about registers and spills.
 
 use crate::hopper::{self, BackwardTiles, Half, HopperTiles};
 use crate::matrix::{self, MatrixTiles};
+use crate::product::{self, Operand, ProductProblem, ProductTiles, Store, Target};
 use cubecl::ir::{
     DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties, MemoryDeviceProperties,
     TargetProperties, VectorSize, features::Features,
@@ -201,4 +202,41 @@ fn hopper_sources(head_dim: usize) -> Vec<Source> {
         compile(format!("hopper_dq_{head_dim}"), backward(tiles.d_query)),
         compile(format!("hopper_dkdv_{head_dim}"), backward(tiles.d_key_value)),
     ]
+}
+
+/// The matrix product in the forms of a linear layer and of its gradients, with each way to store the result.
+#[must_use]
+pub fn product_sources() -> Vec<Source> {
+    let mut sources = Vec::new();
+    for (form, a_transposed, b_transposed) in [("y", false, false), ("dx", false, true), ("dw", true, false)] {
+        for (to, store) in [("half", Store::Half), ("f32", Store::F32), ("add", Store::AddF32)] {
+            let operand = |transposed| Operand { transposed, row_stride: 256 };
+            let problem = ProductProblem {
+                m: 256,
+                n: 256,
+                k: 256,
+                dtype: DTYPE,
+                a: operand(a_transposed),
+                b: operand(b_transposed),
+                c: Target { store, row_stride: 256 },
+            };
+            let tiles = ProductTiles::of(&problem).expect("a problem that fits");
+            let kernel = product::kernel::matrix_product::MatrixProduct::new(
+                settings(tiles.cube_dim()).cluster_dim(*CubeDim::new_1d(2)),
+                properties(),
+                target(),
+                (),
+                (),
+                (),
+                (),
+                (),
+                (),
+                tiles,
+                DTYPE,
+                store.dtype(DTYPE),
+            );
+            sources.push(compile(format!("product_{form}_{to}"), kernel));
+        }
+    }
+    sources
 }

@@ -8,6 +8,8 @@
 //! chosen and shaped at launch by a `Blueprint`:
 //! for matrix units where the device has them, and in f32 arithmetic for every runtime.
 //!
+//! With the feature `cuda`, `product` is the matrix product of linear layers for Hopper GPUs.
+//!
 //! The [`mod@reference`] module (feature `reference`) is the f64 host oracle that tests hold every
 //! implementation against.
 
@@ -29,6 +31,8 @@ mod matrix;
 pub mod partial;
 #[cfg(feature = "cube")]
 mod problem;
+#[cfg(feature = "cuda")]
+pub mod product;
 #[cfg(feature = "reference")]
 pub mod reference;
 #[cfg(feature = "cube")]
@@ -41,7 +45,7 @@ mod walk;
 #[cfg(feature = "cube")]
 pub use blueprint::Blueprint;
 #[cfg(feature = "cuda")]
-pub use hopper::HopperTiles;
+pub use hopper::{Half, HopperTiles};
 pub use intervals::{IntervalError, RowIntervals, Tile};
 pub use kernel::Kernel;
 #[cfg(feature = "cube")]

@@ -65,6 +65,48 @@ pub enum Refusal {
         /// Number of units.
         available: usize,
     },
+    /// Sums of nothing, or no sums.
+    #[error("the product of [{m}, {k}] by [{k}, {n}] is empty; every dimension must be at least 1")]
+    EmptyProduct {
+        /// Rows.
+        m: usize,
+        /// Columns.
+        n: usize,
+        /// What is summed over.
+        k: usize,
+    },
+    /// Coordinates of copies have 31 bits.
+    #[error("{dimension} is {len}; the product takes at most {most}")]
+    LongProduct {
+        /// Its name.
+        dimension: &'static str,
+        /// Elements.
+        len: usize,
+        /// Elements.
+        most: usize,
+    },
+    /// Rows must not overlap, nor be further apart than copies can step.
+    #[error("rows of {matrix} are {row_stride} elements apart; expected {least} to {most}")]
+    RowStride {
+        /// Its name.
+        matrix: &'static str,
+        /// Elements.
+        row_stride: usize,
+        /// Elements of a row.
+        least: usize,
+        /// Elements.
+        most: usize,
+    },
+    /// Copies need aligned rows.
+    #[error("the {what} of {matrix} is {bytes} bytes; expected a multiple of 16")]
+    Misaligned {
+        /// Its name.
+        matrix: &'static str,
+        /// Start or row stride.
+        what: &'static str,
+        /// Bytes.
+        bytes: usize,
+    },
 }
 
 impl AttentionProblem {

@@ -10,12 +10,13 @@
 pub(crate) mod backward;
 pub(crate) mod forward;
 mod launch;
-mod ptx;
+pub(crate) mod ptx;
 mod shape;
-mod wgmma;
+pub(crate) mod wgmma;
 
 pub(crate) use launch::{launch_backward, launch_forward};
 #[cfg(feature = "emit")]
 pub(crate) use shape::BackwardTiles;
 pub use shape::HopperTiles;
+pub(crate) use shape::require_hopper;
 pub use wgmma::Half;

@@ -3,7 +3,6 @@
 use super::wgmma::{GradientProducts, Half, Products};
 use crate::problem::{AttentionProblem, Refusal};
 use cubecl::client::Client;
-use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::CubeDim;
 use std::fmt;
 
@@ -126,6 +125,18 @@ impl BackwardTiles {
     }
 }
 
+/// Later architectures have no wgmma.
+///
+/// # Errors
+/// If the device of `client` is no Hopper.
+pub(crate) fn require_hopper(client: &Client) -> Result<(), Refusal> {
+    let fingerprint = &client.properties().identity.fingerprint;
+    if fingerprint == "ptx_sm90" {
+        return Ok(());
+    }
+    Err(Refusal::Hopper(format!("the device is {fingerprint}, not ptx_sm90")))
+}
+
 /// Shapes of the kernels for Hopper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HopperTiles {
@@ -143,16 +154,8 @@ impl HopperTiles {
     /// # Errors
     /// If the device is no Hopper, the operands are not 16-bit, or `head_dim` is neither 64 nor 128.
     pub(crate) fn select(client: &Client, problem: &AttentionProblem) -> Result<Self, Refusal> {
-        // Later architectures have no wgmma.
-        let fingerprint = &client.properties().identity.fingerprint;
-        if fingerprint != "ptx_sm90" {
-            return Err(Refusal::Hopper(format!("the device is {fingerprint}, not ptx_sm90")));
-        }
-        let half = match problem.dtype {
-            ElemType::Float(FloatKind::F16) => Half::F16,
-            ElemType::Float(FloatKind::BF16) => Half::BF16,
-            other => return Err(Refusal::Hopper(format!("operands are {other:?}, neither f16 nor bf16"))),
-        };
+        require_hopper(client)?;
+        let half = Half::of(problem.dtype)?;
         if ![64, 128].contains(&problem.head_dim) {
             return Err(Refusal::Hopper(format!("head_dim is {}, neither 64 nor 128", problem.head_dim)));
         }

@@ -10,6 +10,8 @@
 //! of boxes.
 
 use super::ptx::value;
+use crate::problem::Refusal;
+use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
 use std::fmt::Write;
 
@@ -23,7 +25,19 @@ pub enum Half {
 }
 
 impl Half {
-    fn name(self) -> &'static str {
+    /// The one that `dtype` is.
+    ///
+    /// # Errors
+    /// If it is neither.
+    pub(crate) fn of(dtype: ElemType) -> Result<Self, Refusal> {
+        match dtype {
+            ElemType::Float(FloatKind::F16) => Ok(Half::F16),
+            ElemType::Float(FloatKind::BF16) => Ok(Half::BF16),
+            other => Err(Refusal::Hopper(format!("operands are {other:?}, neither f16 nor bf16"))),
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Half::F16 => "f16",
             Half::BF16 => "bf16",
@@ -32,13 +46,13 @@ impl Half {
 }
 
 /// Elements of a row in one box.
-pub(super) const BOX: usize = 64;
+pub(crate) const BOX: usize = 64;
 /// Distance of groups of eight rows, 1024 bytes, and the 128-byte swizzle.
-const DESCRIPTOR_HIGH: u32 = (1024 >> 4) | (1 << 30);
+pub(crate) const DESCRIPTOR_HIGH: u32 = (1024 >> 4) | (1 << 30);
 
 /// Low word of the descriptor of an operand at a shared address; `boxes` is the distance of its boxes in bytes.
 #[cube]
-pub(super) fn descriptor(address: u32, #[comptime] boxes: u32) -> u32 {
+pub(crate) fn descriptor(address: u32, #[comptime] boxes: u32) -> u32 {
     ((address & 0x3ffff_u32) >> 4u32) | comptime!((boxes >> 4) << 16)
 }
 
@@ -105,7 +119,8 @@ impl Text {
     }
 }
 
-fn registers(from: usize, count: usize) -> String {
+/// A list of consecutive ones.
+pub(crate) fn registers(from: usize, count: usize) -> String {
     let names: Vec<String> = (from..from + count).map(|i| format!("%{i}")).collect();
     format!("{{{}}}", names.join(", "))
 }
