@@ -204,39 +204,38 @@ fn hopper_sources(head_dim: usize) -> Vec<Source> {
     ]
 }
 
-/// The matrix product in the forms of a linear layer and of its gradients, with each way to store the result.
+/// The matrix product in the forms of a linear layer and of its gradients, with each way to store the result; one for
+/// f16, which differs from bf16 by a name.
 #[must_use]
 pub fn product_sources() -> Vec<Source> {
     let mut sources = Vec::new();
-    for (form, a_transposed, b_transposed) in [("y", false, false), ("dx", false, true), ("dw", true, false)] {
+    for (form, transposed) in [("y", [false, false]), ("dx", [false, true]), ("dw", [true, false])] {
         for (to, store) in [("half", Store::Half), ("f32", Store::F32), ("add", Store::AddF32)] {
-            let operand = |transposed| Operand { transposed, row_stride: 256 };
-            let problem = ProductProblem {
-                m: 256,
-                n: 256,
-                k: 256,
-                dtype: DTYPE,
-                a: operand(a_transposed),
-                b: operand(b_transposed),
-                c: Target { store, row_stride: 256 },
-            };
-            let tiles = ProductTiles::of(&problem).expect("a problem that fits");
-            let kernel = product::kernel::matrix_product::MatrixProduct::new(
-                settings(tiles.cube_dim()).cluster_dim(*CubeDim::new_1d(2)),
-                properties(),
-                target(),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                tiles,
-                DTYPE,
-                store.dtype(DTYPE),
-            );
-            sources.push(compile(format!("product_{form}_{to}"), kernel));
+            sources.push(product_source(format!("product_{form}_{to}"), transposed, store, DTYPE));
         }
     }
+    sources.push(product_source("product_y_f16".into(), [false, false], Store::Half, FloatKind::F16.into()));
     sources
+}
+
+fn product_source(name: String, transposed: [bool; 2], store: Store, dtype: ElemType) -> Source {
+    let [a, b] = transposed.map(|transposed| Operand { transposed, row_stride: 256 });
+    let c = Target { store, row_stride: 256 };
+    let problem = ProductProblem { m: 256, n: 256, k: 256, dtype, a, b, c };
+    let tiles = ProductTiles::of(&problem).expect("a problem that fits");
+    let kernel = product::kernel::matrix_product::MatrixProduct::new(
+        settings(tiles.cube_dim()).cluster_dim(*CubeDim::new_1d(2)),
+        properties(),
+        target(),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        tiles,
+        dtype,
+        store.dtype(dtype),
+    );
+    compile(name, kernel)
 }

@@ -6,6 +6,8 @@ mod device;
 mod draw;
 mod naive;
 mod problem;
+#[cfg(feature = "cuda")]
+pub mod product;
 mod run;
 
 pub use bound::{Results, Truth, assert_within_bound};
