@@ -122,7 +122,7 @@ impl<'a> Subject<'a> {
         });
         let expected = places.iter().map(|&(row, column)| {
             let terms = (0..k).map(|i| (entry(self.a, a.transposed, row, i), entry(self.b, b.transposed, i, column)));
-            Expected::sum(0., terms)
+            Expected::sum(terms)
         });
         let (actual, expected): (Vec<f32>, Vec<Expected>) = (actual.collect(), expected.collect());
         assert_is_product(&format!("before timing, {:?}", self.problem), &actual, &expected, k, self.to);

@@ -71,24 +71,20 @@ impl Case {
         let (a, b, c) = (drawn(m * k), drawn(k * n), drawn(m * n));
         // Rows of both, so that sums walk memory in order.
         let columns = transpose(&b, [k, n]);
-        let expected = |initial: &dyn Fn(usize) -> f32| -> Vec<Expected> {
-            let element = |at: usize| {
-                let (row, column) = (at / n, at % n);
-                let (left, right) = (&a[row * k..][..k], &columns[column * k..][..k]);
-                Expected::sum(initial(at), left.iter().copied().zip(right.iter().copied()))
-            };
-            (0..m * n).map(element).collect()
+        let element = |at: usize| {
+            let (left, right) = (&a[at / n * k..][..k], &columns[at % n * k..][..k]);
+            Expected::sum(left.iter().copied().zip(right.iter().copied()))
         };
-        let product = expected(&|_| 0.);
+        let product: Vec<Expected> = (0..m * n).map(element).collect();
+        let added: Vec<Expected> = product.iter().zip(&c).map(|(sum, &initial)| sum.plus(initial)).collect();
         for &store in stores {
-            let case = format!("{self:?}, {store:?}");
-            let to = if store == Store::Half { dtype } else { DType::F32 };
-            let actual = self.run(&a, &b, (store == Store::AddF32).then_some(&c), store);
-            if store == Store::AddF32 {
-                assert_is_product(&case, &actual, &expected(&|at| c[at]), k, to);
-            } else {
-                assert_is_product(&case, &actual, &product, k, to);
-            }
+            let (to, initial, expected) = match store {
+                Store::Half => (dtype, None, &product),
+                Store::F32 => (DType::F32, None, &product),
+                Store::AddF32 => (DType::F32, Some(&c), &added),
+            };
+            let actual = self.run(&a, &b, initial, store);
+            assert_is_product(&format!("{self:?}, {store:?}"), &actual, expected, k, to);
         }
     }
 
@@ -201,7 +197,7 @@ fn offsets_beyond_two_billion_elements_are_exact() {
         for row in [0, m - 1] {
             let start = row * n * to.size();
             let actual = decode(gpu.get_part(&c, start..start + n * to.size()), to);
-            let element = |column| Expected::sum(0., (0..k).map(|i| (a[row * k + i], b[i * n + column])));
+            let element = |column| Expected::sum((0..k).map(|i| (a[row * k + i], b[i * n + column])));
             let expected: Vec<Expected> = (0..n).map(element).collect();
             assert_is_product(&format!("row {row}, {store:?}"), &actual, &expected, k, to);
         }
@@ -216,6 +212,31 @@ fn a_start_between_multiples_of_16_bytes_is_refused() {
     let at = |start| view(&memory, start, [64, 64], 64);
     let refused = launch(gpu.client(), &problem, ProductTensors { a: at(0), b: at(8), c: at(16) });
     assert_eq!(refused, Err(Refusal::Misaligned { matrix: "B", what: "start", bytes: 8 }));
+}
+
+#[test]
+#[should_panic(expected = "element 24 of its memory was written")]
+fn a_frame_notices_what_is_written_outside() {
+    let framed = Framed::new([3, 5], 0, DType::BF16, None);
+    let mut memory = framed.memory.clone();
+    // The first row of the matrix has elements 16 to 20, the second one 24 to 28.
+    memory[2 * 16..2 * 21].fill(1);
+    assert!(framed.values(memory.clone())[..5].iter().all(|x| x.is_finite()));
+    let narrow = Framed { dims: [1, 5], ..framed };
+    memory[2 * 24] = 1;
+    let _ = narrow.values(memory);
+}
+
+#[rstest]
+#[case::none(0..0)]
+#[should_panic(expected = "off by")]
+#[case::the_last(999..1000)]
+fn the_bound_notices_a_product_left_out(#[case] left_out: std::ops::Range<usize>) {
+    let mut draw = Draw::new(4);
+    let products: Vec<(f32, f32)> = draw.uniform(1000, 1.).into_iter().zip(draw.uniform(1000, 1.)).collect();
+    let kept = products.iter().enumerate().filter(|(at, _)| !left_out.contains(at)).map(|(_, &product)| product);
+    let (actual, expected) = (Expected::sum(kept).naive, Expected::sum(products.iter().copied()));
+    assert_is_product("a sum", &[actual], &[expected], 1000, DType::F32);
 }
 
 /// 64×64 by 64×64 in bf16.

@@ -131,14 +131,19 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// `initial` plus the sum of `products`, of numbers whose products are exact in f32.
-    pub fn sum(initial: f32, products: impl Iterator<Item = (f32, f32)>) -> Self {
+    /// The sum of `products`, of pairs of 16-bit numbers: their products are exact in f32.
+    pub fn sum(products: impl Iterator<Item = (f32, f32)>) -> Self {
         let zero = Self { exact: 0., naive: 0., magnitude: 0. };
-        let sum = products.fold(zero, |sum, (x, y)| {
+        products.fold(zero, |sum, (x, y)| {
             let product = f64::from(x) * f64::from(y);
             Self { exact: sum.exact + product, naive: sum.naive + x * y, magnitude: sum.magnitude + product.abs() }
-        });
-        Self { exact: sum.exact + f64::from(initial), naive: sum.naive + initial, ..sum }
+        })
+    }
+
+    /// Added to what was there.
+    #[must_use]
+    pub fn plus(self, initial: f32) -> Self {
+        Self { exact: self.exact + f64::from(initial), naive: self.naive + initial, ..self }
     }
 }
 

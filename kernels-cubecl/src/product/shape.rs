@@ -58,8 +58,8 @@ impl ProductTiles {
             b_along_k: problem.b.transposed,
             store: problem.c.store,
             stages: 4,
-            // Under a power limit 8 is 1% faster than 16 for the outputs of a layer and 1% slower for gradients of
-            // 4096×4096 weights.
+            // Measured under the power limit of an H200; the gradient of 4096×4096 weights alone is faster with 16,
+            // 681 TFLOP/s against 672.
             band: 8,
         })
     }
