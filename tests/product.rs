@@ -122,14 +122,14 @@ fn transpose(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<f32> {
     (0..rows * columns).map(|at| values[at % rows * columns + at / rows]).collect()
 }
 
-/// Below, at and above the sizes of tiles, blocks and boxes, and such that are no multiple of anything.
+/// Below, at and above the sizes of tiles, blocks and boxes; rows and sums of lengths that are no multiple of anything.
 #[rstest]
 #[ignore = "needs a Hopper GPU: --include-ignored"]
 fn every_form_and_store_is_exact(
     #[values(DType::F16, DType::BF16)] dtype: DType,
     #[values(
-        (1, 1, 1), (1, 300, 64), (8, 8, 8), (3, 5, 7), (64, 136, 64), (136, 64, 328), (256, 256, 256),
-        (328, 264, 136), (257, 259, 65), (520, 1000, 136), (136, 328, 1000)
+        (1, 8, 1), (1, 304, 64), (8, 8, 8), (3, 16, 7), (64, 136, 64), (136, 64, 328), (256, 256, 256),
+        (328, 264, 136), (257, 264, 65), (520, 1000, 136), (136, 328, 1000)
     )]
     (m, n, k): (usize, usize, usize),
 ) {
@@ -142,7 +142,7 @@ fn every_form_and_store_is_exact(
 #[ignore = "needs a Hopper GPU: --include-ignored"]
 fn rows_may_be_further_apart_than_they_are_long(#[values(8, 72)] gap: usize) {
     for transposed in [[false, false], [false, true], [true, false]] {
-        Case { m: 264, n: 300, k: 200, transposed, dtype: DType::BF16, gap }.check(&STORES);
+        Case { m: 264, n: 304, k: 200, transposed, dtype: DType::BF16, gap }.check(&STORES);
     }
 }
 
@@ -262,6 +262,8 @@ fn what_does_not_fit_is_refused_by_name() {
         (ProductProblem { b: of(1 << 39), ..square() }, "rows of B are 549755813888 elements apart; expected 64 to"),
         (ProductProblem { c: to(Store::Half, 68), ..square() }, "the row stride of C is 136 bytes"),
         (ProductProblem { c: to(Store::F32, 66), ..square() }, "the row stride of C is 264 bytes"),
+        (ProductProblem { n: 60, ..square() }, "the row length of C is 120 bytes"),
+        (ProductProblem { n: 62, c: to(Store::F32, 64), ..square() }, "the row length of C is 248 bytes"),
         (ProductProblem { k: 72, a: of(72), ..square() }, ""),
         (ProductProblem { c: to(Store::AddF32, 68), ..square() }, ""),
     ] {

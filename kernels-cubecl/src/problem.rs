@@ -102,7 +102,7 @@ pub enum Refusal {
     Misaligned {
         /// Its name.
         matrix: &'static str,
-        /// Start or row stride.
+        /// Start, row stride or row length.
         what: &'static str,
         /// Bytes.
         bytes: usize,

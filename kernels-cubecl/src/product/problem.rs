@@ -96,7 +96,7 @@ impl ProductProblem {
     ///
     /// # Errors
     /// The first thing that cannot be done: operands that are not of 16 bits, an empty dimension, one too long for
-    /// coordinates, rows that overlap or do not start at multiples of 16 bytes.
+    /// coordinates, rows that overlap or do not start at multiples of 16 bytes, rows of C that do not end at one.
     pub fn validate(&self) -> Result<(), Refusal> {
         let Self { m, n, k, .. } = *self;
         Half::of(self.dtype)?;
@@ -108,7 +108,16 @@ impl ProductProblem {
                 return Err(Refusal::LongProduct { dimension, len, most: LONGEST });
             }
         }
-        self.stored().iter().try_for_each(Stored::validate)
+        let stored = self.stored();
+        stored.iter().try_for_each(Stored::validate)?;
+        // What is stored outside a matrix is left out by 16 bytes at a time (measured on an H200).
+        let [.., results] = stored;
+        let bytes = results.columns * results.dtype.size();
+        if bytes.is_multiple_of(ALIGNMENT) {
+            Ok(())
+        } else {
+            Err(Refusal::Misaligned { matrix: results.name, what: "row length", bytes })
+        }
     }
 }
 
