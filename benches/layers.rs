@@ -1,12 +1,15 @@
-//! Four layers of Llama-7B's shape, forward and backward, by length and by what is kept for backward: time and device
+//! Four layers of Llama-7B's shape, without embedding and head, forward and backward, by length and by what is kept for backward: time and device
 //! memory, as `nvidia-smi` sees it. CubeCL's pool never gives back, so what the process holds at the end is what it held
 //! at most.
 //!
 //! `cargo bench -p distflash-benches --features cuda --bench layers -- 8192 32768`
+//!
+//! `--policies boundary,keep-attention+offload`, `--layers 8`, `--mlp-tile 8192` (tokens of which an MLP's inner width
+//! exists at a time; 0 for all) and `--steps 1` (timed, after one that is not).
 #![allow(clippy::print_stdout, reason = "a table is what it is for")]
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_distflash::{Checkpointing, Context, Policy};
 use distflash_benches::used_mib;
 use distflash_models::llama::{Execution, Llama, LlamaConfig};
@@ -16,26 +19,32 @@ use std::time::{Duration, Instant};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [one, layers, policy, len] = arguments.as_slice()
+    if let [one, policy, numbers @ ..] = arguments.as_slice()
         && one == "--one"
     {
-        return row(layers.parse().expect("a number"), policy, len.parse().expect("a number"));
+        let numbers: Vec<usize> = numbers.iter().map(|number| number.parse().expect("a number")).collect();
+        let [len, layers, mlp_tile, steps] = numbers.try_into().expect("four numbers");
+        return row(policy, Run { len, layers, mlp_tile, steps });
     }
     let value = |flag: &str| arguments.iter().position(|a| a == flag).map(|at| arguments[at + 1].clone());
-    let layers = value("--layers").unwrap_or("4".into());
+    let number = |flag: &str, default: &str| value(flag).unwrap_or(default.into());
+    let numbers @ [layers, mlp_tile, _] = &[number("--layers", "4"), number("--mlp-tile", "0"), number("--steps", "3")];
     let policies = value("--policies").unwrap_or("store,boundary,keep-attention,keep-attention+offload".into());
-    println!("{:?}, kernels {}, {layers} layers of 4096, 32 heads, MLP 11008", device(), kernel());
+    println!("{:?}, kernels {}, {layers} layers of 4096, 32 heads, MLP 11008, tiles of {mlp_tile}", device(), kernel());
     println!("{:>8} {:>24} | {:>10} {:>10} | {:>10}", "N", "policy", "ms", "tokens/s", "peak MiB");
     let program = std::env::current_exe().expect("this program");
-    let is_len = |argument: &&String| argument.parse::<usize>().is_ok() && **argument != layers;
-    let mut lens: Vec<String> = arguments.iter().filter(is_len).cloned().collect();
+    // Numbers that are no flag's.
+    let is_flag = |at: usize| at > 0 && arguments[at - 1].starts_with("--") && arguments[at - 1] != "--bench";
+    let is_len = |(at, argument): &(usize, &String)| argument.parse::<usize>().is_ok() && !is_flag(*at);
+    let mut lens: Vec<String> = arguments.iter().enumerate().filter(is_len).map(|(_, len)| len.clone()).collect();
     if lens.is_empty() {
         lens.push("64".to_string());
     }
     for len in &lens {
         for policy in policies.split(',') {
             // A process each: what one has taken, the next would find. One that runs out of memory is a row, too.
-            let status = Command::new(&program).args(["--one", &layers, policy, len]).status().expect("this program");
+            let status =
+                Command::new(&program).args(["--one", policy, len]).args(numbers).status().expect("this program");
             if !status.success() {
                 println!("{len:>8} {policy:>24} | did not finish: {status}");
             }
@@ -62,7 +71,15 @@ impl ModuleMapper for Fill {
     }
 }
 
-fn row(layers: usize, name: &str, len: usize) {
+/// What is run.
+struct Run {
+    len: usize,
+    layers: usize,
+    mlp_tile: usize,
+    steps: usize,
+}
+
+fn row(name: &str, Run { len, layers, mlp_tile, steps }: Run) {
     let dtype = if takes(DType::BF16) { DType::BF16 } else { DType::F32 };
     let is_small = len < 1024;
     let device: Device = device().autodiff();
@@ -81,16 +98,20 @@ fn row(layers: usize, name: &str, len: usize) {
     let context = Context::solo(len);
     let mut execution = Execution::checkpointed(policy(name));
     execution.attention.kernel = kernel();
-    let tokens: Vec<i64> = (0..len).map(|i| (i * 7 % 251) as i64).collect();
-    let tokens = Tensor::<2, Int>::from_data(TensorData::new(tokens, [1, len]), &device);
+    execution.mlp_tile = (mlp_tile > 0).then_some(mlp_tile);
+    let width = config.hidden_size;
+    let x = TensorData::new(Draw::new(2).uniform(len * width, 1.), [1, len, width]).convert_dtype(dtype);
+    let x = Tensor::<3>::from_data(x, (&device, dtype));
     let step = || {
-        let loss = model.loss([tokens.clone(), tokens.clone()], &execution, &context).expect("a valid problem");
+        let x = x.clone().require_grad();
+        let out = model.decode(x, &execution, &context).expect("a valid problem");
+        let loss = out.cast(DType::F32).square().sum();
         let grads = context.backward(&loss).expect("one rank loses nobody");
         drop(grads);
         device.sync().expect("a device that works");
     };
     step();
-    let mut times: Vec<Duration> = (0..3)
+    let mut times: Vec<Duration> = (0..steps)
         .map(|_| {
             let start = Instant::now();
             step();
@@ -98,7 +119,7 @@ fn row(layers: usize, name: &str, len: usize) {
         })
         .collect();
     times.sort_unstable();
-    let seconds = times[1].as_secs_f64();
+    let seconds = times[steps / 2].as_secs_f64();
     let used = used_mib().map_or("-".to_string(), |mib| mib.to_string());
     println!("{len:>8} {name:>24} | {:>10.1} {:>10.0} | {used:>10}", 1e3 * seconds, len as f64 / seconds);
 }

@@ -10,8 +10,8 @@
 
 use burn::tensor::DType;
 use distflash_kernels::product::{Operand, ProductProblem, ProductTensors, Store, Target, launch};
-use distflash_tests::Draw;
-use distflash_tests::product::{Expected, Gpu, Memory, assert_is_product, decode, elem_type, encode, view};
+use distflash_tests::gpu::{Gpu, Memory, elem_type, view};
+use distflash_tests::{Draw, Expected, assert_is_product, decode, encode};
 use std::fmt;
 use std::time::{Duration, Instant};
 

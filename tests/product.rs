@@ -5,8 +5,8 @@
 use burn::tensor::DType;
 use distflash_kernels::Refusal;
 use distflash_kernels::product::{Operand, ProductProblem, ProductTensors, ProductTiles, Store, Target, launch};
-use distflash_tests::Draw;
-use distflash_tests::product::{Expected, Gpu, assert_is_product, decode, elem_type, encode, view};
+use distflash_tests::gpu::{Gpu, elem_type, view};
+use distflash_tests::{Draw, Expected, assert_is_product, decode, encode};
 use rstest::rstest;
 
 const STORES: [Store; 3] = [Store::Half, Store::F32, Store::AddF32];

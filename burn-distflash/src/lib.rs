@@ -12,6 +12,7 @@ mod fsdp;
 mod gradients;
 mod heads;
 mod layout;
+mod linear;
 mod mask;
 mod op;
 mod plan;
@@ -32,6 +33,7 @@ pub use fsdp::{Mesh, MeshError, Prefetch, Sharded, Sharding, UnknownSharding, cl
 pub use gradients::{SummedGradients, sum_gradients};
 pub use heads::{HeadBlock, HeadShare};
 pub use layout::{Layout, Rank, Span};
+pub use linear::{LinearProduct, ProductForm, linear};
 pub use mask::{Mask, MaskError};
 pub use op::DistAttention;
 pub use plan::{Plan, PlanError};

@@ -89,6 +89,12 @@ pub fn worlds(all: &'static [usize], few: &'static [usize]) -> &'static [usize] 
     if matches!(name().as_str(), "wgpu" | "cpu") { few } else { all }
 }
 
+/// Whether the device under test is a CUDA GPU.
+#[must_use]
+pub fn is_cuda() -> bool {
+    name() == "cuda"
+}
+
 /// Whether shaders run on Mesa's software Vulkan, or may: it ends their loops after 65,535 iterations in all,
 /// about 24,000 keys.
 #[must_use]

@@ -4,15 +4,17 @@
 mod bound;
 mod device;
 mod draw;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 mod naive;
 mod problem;
-#[cfg(feature = "cuda")]
-pub mod product;
+mod product;
 mod run;
 
 pub use bound::{Results, Truth, assert_within_bound};
-pub use device::{device, kernel, kernel_for, may_cut_loops, strategies, takes, worlds};
+pub use device::{device, is_cuda, kernel, kernel_for, may_cut_loops, strategies, takes, worlds};
 pub use draw::Draw;
 pub use naive::naive;
 pub use problem::{Masks, Problem};
+pub use product::{Expected, assert_is_product, decode, encode};
 pub use run::{Done, TIME_LIMIT, flash, sharded, sharded_and_done};

@@ -6,7 +6,7 @@ use super::rope::RotaryEmbedding;
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn_distflash::{AttentionError, AttentionOptions, Context, dist_attention};
+use burn_distflash::{AttentionError, AttentionOptions, Context, dist_attention, linear};
 
 /// Grouped-query attention of this rank's tokens to those of all ranks.
 #[derive(Module, Debug)]
@@ -48,11 +48,12 @@ impl SelfAttention {
             let count = projected.dims()[2] / self.head_dim;
             projected.reshape([batch, len, count, self.head_dim]).swap_dims(1, 2)
         };
-        let query = rope.turn(heads(self.q_proj.forward(x.clone())));
-        let key = rope.turn(heads(self.k_proj.forward(x.clone())));
-        let value = heads(self.v_proj.forward(x));
+        let query = rope.turn(heads(linear(x.clone(), self.q_proj.weight.val())));
+        let key = rope.turn(heads(linear(x.clone(), self.k_proj.weight.val())));
+        let value = heads(linear(x, self.v_proj.weight.val()));
         let (out, _) = dist_attention(query, key, value, options, context)?;
         let [_, count, _, _] = out.dims();
-        Ok(self.o_proj.forward(out.swap_dims(1, 2).reshape([batch, len, count * self.head_dim])))
+        let out = out.swap_dims(1, 2).reshape([batch, len, count * self.head_dim]);
+        Ok(linear(out, self.o_proj.weight.val()))
     }
 }

@@ -5,7 +5,7 @@ use crate::loss::tiled_loss;
 use burn::module::Module;
 use burn::nn::{Embedding, Linear, RmsNorm};
 use burn::tensor::{Int, Tensor};
-use burn_distflash::AttentionError;
+use burn_distflash::{AttentionError, linear};
 
 /// The final norm, and what gives logits: one of the two.
 #[derive(Module, Debug)]
@@ -24,7 +24,7 @@ impl Head {
     pub fn logits<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let x = self.norm.forward(x);
         match (&self.lm_head, &self.embedding) {
-            (Some(head), _) => head.forward(x),
+            (Some(head), _) => linear(x, head.weight.val()),
             (None, Some(embedding)) => x.matmul(embedding.weight.val().transpose().unsqueeze()),
             (None, None) => panic!("a head or an embedding to give logits"),
         }

@@ -5,7 +5,7 @@ use super::init::Init;
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::{Tensor, activation::silu};
-use burn_distflash::{Checkpointing, Join, SegmentError, Tiles, tiled_segment};
+use burn_distflash::{Checkpointing, Join, SegmentError, Tiles, linear, tiled_segment};
 
 /// SwiGLU: `down(silu(gate(x)) ∘ up(x))` (Shazeer, arXiv 2002.05202).
 #[derive(Module, Debug)]
@@ -28,8 +28,8 @@ impl Mlp {
     /// `x` and the result are `[batch, len, hidden_size]`.
     #[must_use]
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let gate = silu(self.gate_proj.forward(x.clone()));
-        self.down_proj.forward(gate * self.up_proj.forward(x))
+        let gate = silu(linear(x.clone(), self.gate_proj.weight.val()));
+        linear(gate * linear(x, self.up_proj.weight.val()), self.down_proj.weight.val())
     }
 
     /// As [`forward`](Self::forward), of so many tokens at a time, forward and backward.

@@ -111,7 +111,19 @@ impl Llama {
         execution: &Execution,
         context: &Context,
     ) -> Result<Tensor<3>, AttentionError> {
-        let mut x = self.model.embed_tokens.forward(tokens);
+        self.decode(self.model.embed_tokens.forward(tokens), execution, context)
+    }
+
+    /// The layers alone: from what goes into the first to what comes out of the last, `[batch, shard_len, hidden_size]`.
+    ///
+    /// # Errors
+    /// See [`dist_attention`](burn_distflash::dist_attention).
+    pub fn decode(
+        &self,
+        mut x: Tensor<3>,
+        execution: &Execution,
+        context: &Context,
+    ) -> Result<Tensor<3>, AttentionError> {
         let rope = rope(self.head_dim, self.rope_theta, &x, context);
         for (i, layer) in self.model.layers.iter().enumerate() {
             let (rope, context, of_layer) = (rope.clone(), context.clone(), execution.clone());
