@@ -12,7 +12,7 @@ use burn::tensor::{DType, Tensor};
 
 /// `x · weight`, differentiable in both.
 ///
-/// In f16 and bf16 on a Hopper GPU by this project's kernel, which is as fast as cuBLAS ([figures]); everywhere else, and
+/// In f16 and bf16 on a Hopper GPU by this project's kernel, which is as fast as cuBLAS; everywhere else, and
 /// for sizes that the kernel does not take (rows that are no multiple of 16 bytes), by Burn's own product. Sums are f32
 /// either way.
 ///
@@ -32,8 +32,6 @@ use burn::tensor::{DType, Tensor};
 /// let weight = Tensor::<2>::ones([4, 3], &Device::flex());
 /// assert_eq!(linear(x, weight).dims(), [2, 5, 3]);
 /// ```
-///
-/// [figures]: https://github.com/burn-distflash/burn-distflash/blob/main/benches/results/h200-product.md
 #[must_use]
 pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
     let (dims, [inputs, outputs]) = (x.dims(), weight.dims());
