@@ -29,7 +29,7 @@ pub use context::Context;
 pub use distflash_kernels::{IntervalError, Kernel, RowIntervals, Tile};
 pub use error::AttentionError;
 pub use executor::{AttentionCall, Direction, HeadExchange};
-pub use fsdp::{Mesh, MeshError, Prefetch, Sharded, Sharding, UnknownSharding, clip_shards};
+pub use fsdp::{Mesh, MeshError, Prefetch, Sharded, Sharding, UnknownSharding, clip_shards, scale_gradients};
 pub use gradients::{SummedGradients, sum_gradients};
 pub use heads::{HeadBlock, HeadShare};
 pub use layout::{Layout, Rank, Span};

@@ -33,7 +33,8 @@ enum Failure {
     Failed(String),
 }
 
-/// Runs the program, whose allocator is `allocator`: exit code 0 on success, 2 if the request was wrong, 1 if it failed on the way.
+/// Runs the program, whose allocator is `allocator`: exit code 0 on success, 2 if the request was wrong, 1 if it failed
+/// on the way.
 #[must_use]
 pub fn main(allocator: &'static Counting) -> ExitCode {
     let result = match Cli::parse().command {

@@ -41,13 +41,15 @@ fn readable(tensor: CubeTensor, blueprint: Blueprint) -> CubeTensor {
     if !blueprint.needs_aligned_rows() {
         return tensor;
     }
+    if has_aligned_rows(&tensor) { tensor } else { into_contiguous(tensor.copy()) }
+}
+
+/// Whether rows start at multiples of 16 bytes and have no gaps between elements.
+pub(crate) fn has_aligned_rows(tensor: &CubeTensor) -> bool {
     let size = tensor.dtype.size();
-    let strides = tensor.meta.strides();
-    let (row, rest) = strides.split_last().expect("four dimensions");
-    let in_place = tensor.handle.offset_start.unwrap_or(0) as usize;
-    let is_aligned =
-        *row == 1 && rest.iter().all(|stride| (stride * size).is_multiple_of(16)) && in_place.is_multiple_of(16);
-    if is_aligned { tensor } else { into_contiguous(tensor.copy()) }
+    let (element, rest) = tensor.meta.strides().split_last().expect("a dimension");
+    let start = tensor.handle.offset_start.unwrap_or(0) as usize;
+    *element == 1 && rest.iter().all(|stride| (stride * size).is_multiple_of(16)) && start.is_multiple_of(16)
 }
 
 fn empty(like: &CubeTensor, shape: &[usize]) -> CubeTensor {

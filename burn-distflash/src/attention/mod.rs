@@ -7,6 +7,8 @@ mod cube;
 pub(crate) mod ops;
 mod support;
 
+#[cfg(feature = "cuda")]
+pub(crate) use cube::has_aligned_rows;
 pub(crate) use support::refusal;
 
 pub use chunk::{ChunkAttention, ChunkGradient, ChunkOptions, Previous};

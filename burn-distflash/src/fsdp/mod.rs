@@ -8,7 +8,7 @@ mod sharded;
 mod sharding;
 
 pub use mesh::{Mesh, MeshError};
-pub use norm::clip_shards;
+pub use norm::{clip_shards, scale_gradients};
 pub use prefetch::Prefetch;
 pub use sharded::Sharded;
 pub use sharding::{Sharding, UnknownSharding};

@@ -2,7 +2,7 @@
 
 use crate::comm::{CommError, Communicator};
 use crate::gradients::square_sum;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 
@@ -25,9 +25,15 @@ pub fn clip_shards<M: Module>(
     if norm <= max_norm {
         return Ok((grads, norm));
     }
-    let mut scale = Scale { grads, by: max_norm / norm };
-    drop(module.clone().map(&mut scale));
-    Ok((scale.grads, norm))
+    Ok((scale_gradients(module, grads, max_norm / norm), norm))
+}
+
+/// All gradients there are of a module's parameters, times `factor`.
+#[must_use]
+pub fn scale_gradients<M: Module>(module: &M, grads: GradientsParams, factor: f64) -> GradientsParams {
+    let mut scale = Scale { grads, factor };
+    module.visit(&mut scale);
+    scale.grads
 }
 
 struct Squares<'a> {
@@ -48,14 +54,13 @@ impl ModuleVisitor for Squares<'_> {
 
 struct Scale {
     grads: GradientsParams,
-    by: f64,
+    factor: f64,
 }
 
-impl ModuleMapper for Scale {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+impl ModuleVisitor for Scale {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.remove::<D>(param.id) {
-            self.grads.register::<D>(param.id, grad.mul_scalar(self.by));
+            self.grads.register::<D>(param.id, grad.mul_scalar(self.factor));
         }
-        param
     }
 }

@@ -17,6 +17,7 @@ impl LinearProduct for CubeBackend {
 #[cfg(feature = "cuda")]
 mod hopper {
     use super::ProductForm;
+    use crate::attention::has_aligned_rows;
     use burn::backend::TensorMetadata;
     use burn::backend::cubecl::dtype_to_elem_type;
     use burn_cubecl::kernel::into_contiguous;
@@ -60,16 +61,9 @@ mod hopper {
         c
     }
 
-    /// `tensor` with rows that start at multiples of 16 bytes and have no gaps between elements, which those of layers
-    /// have anyway.
+    /// `tensor` with aligned rows that do not overlap, which those of layers have anyway.
     fn readable(tensor: CubeTensor) -> CubeTensor {
-        let size = tensor.dtype.size();
-        let strides = tensor.meta.strides();
-        let start = tensor.handle.offset_start.unwrap_or(0) as usize;
-        let is_readable = strides[1] == 1
-            && strides[0] >= tensor.shape()[1]
-            && (strides[0] * size).is_multiple_of(16)
-            && start.is_multiple_of(16);
+        let is_readable = has_aligned_rows(&tensor) && tensor.meta.strides()[0] >= tensor.shape()[1];
         if is_readable { tensor } else { into_contiguous(tensor.copy()) }
     }
 }

@@ -22,6 +22,7 @@ pub use moments::{moments, state_bytes, with_moments};
 pub use read::Checkpoint;
 pub use write::write;
 
+use crate::llama::Row;
 use crate::train::LossScale;
 use serde::{Deserialize, Serialize};
 
@@ -57,6 +58,12 @@ struct Index {
 struct UnitEntry {
     path: String,
     num_parameters: usize,
+}
+
+impl UnitEntry {
+    fn all(rows: &[Row]) -> Vec<Self> {
+        rows.iter().map(|row| Self { path: row.path.clone(), num_parameters: row.num_parameters }).collect()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -19,8 +19,11 @@ fn name(id: u64, moment: usize) -> String {
 /// # Errors
 /// If Burn's record cannot be read.
 pub fn state_bytes(optimizer: &ModuleOptimizer) -> Result<usize, RecordError> {
-    let tensors = Reader::from_bytes(optimizer.into_bytes()?)?.into_tensors()?;
-    Ok(tensors.iter().map(burn_pack::Tensor::byte_len).sum())
+    Ok(state(optimizer)?.iter().map(burn_pack::Tensor::byte_len).sum())
+}
+
+fn state(optimizer: &ModuleOptimizer) -> Result<Vec<burn_pack::Tensor>, RecordError> {
+    Ok(Reader::from_bytes(optimizer.into_bytes()?)?.into_tensors()?)
 }
 
 /// The first and the second moments of `module`'s parameters; zeros for those that no step was made with.
@@ -28,13 +31,12 @@ pub fn state_bytes(optimizer: &ModuleOptimizer) -> Result<usize, RecordError> {
 /// # Errors
 /// If Burn's record cannot be read.
 pub fn moments<M: Module>(optimizer: &ModuleOptimizer, module: &M) -> Result<[M; 2], RecordError> {
-    let tensors = Reader::from_bytes(optimizer.into_bytes()?)?.into_tensors()?;
-    let mut state = HashMap::new();
-    for tensor in tensors {
+    let mut named = HashMap::new();
+    for tensor in state(optimizer)? {
         let (name, dtype, shape, _, bytes) = tensor.into_parts()?;
-        state.insert(name, TensorData::from_bytes(bytes, shape, dtype));
+        named.insert(name, TensorData::from_bytes(bytes, shape, dtype));
     }
-    Ok([1, 2].map(|moment| module.clone().map(&mut Take { state: &mut state, moment })))
+    Ok([1, 2].map(|moment| module.clone().map(&mut Take { state: &mut named, moment })))
 }
 
 /// Puts moments in the place of parameters.

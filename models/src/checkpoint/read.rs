@@ -49,22 +49,10 @@ impl Checkpoint {
         Ok(Self { path: folder.to_path_buf(), index, files: files.into() })
     }
 
-    /// Where it is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Steps made.
     #[must_use]
     pub fn step(&self) -> usize {
         self.index.step
-    }
-
-    /// Ranks that wrote it.
-    #[must_use]
-    pub fn num_ranks(&self) -> usize {
-        self.files.len()
     }
 
     /// What the loss was multiplied by.
@@ -84,8 +72,7 @@ impl Checkpoint {
         world_size: usize,
     ) -> Result<[ShardedLlama; 3], CheckpointError> {
         let rows = model.rows();
-        let units: Vec<UnitEntry> =
-            rows.iter().map(|row| UnitEntry { path: row.path.clone(), num_parameters: row.num_parameters }).collect();
+        let units = UnitEntry::all(&rows);
         if units != self.index.units {
             let differs = units.iter().zip(&self.index.units).find(|(ours, theirs)| ours != theirs);
             let message = differs.map_or_else(

@@ -36,9 +36,7 @@ pub fn write(
     let files = group.gather_bytes("checkpoint", own)?;
     if is_first {
         let files = files.iter().map(|file| serde_json::from_slice(file).expect("a peer's entry")).collect();
-        let unit = |row: &Row| UnitEntry { path: row.path.clone(), num_parameters: row.num_parameters };
-        let units = rows[0].iter().map(unit).collect();
-        let index = Index { format: FORMAT, step, loss_scale, units, files };
+        let index = Index { format: FORMAT, step, loss_scale, units: UnitEntry::all(&rows[0]), files };
         let path = unfinished.join(INDEX_FILE);
         let text = serde_json::to_string_pretty(&index).expect("plain data") + "\n";
         fs::write(&path, text).and_then(|()| File::open(&path)?.sync_all()).map_err(io_error(&path))?;
@@ -56,17 +54,13 @@ fn write_file(folder: &Path, name: String, rows: &[Vec<Row>; 3]) -> Result<FileE
     let path = folder.join(&name);
     let mut tensors = Vec::new();
     for (kind, rows) in KINDS.iter().zip(rows) {
-        for row in rows {
-            let data = row.part.clone().into_data_as::<f32>();
-            tensors.push((tensor_name(kind, &row.path), row.part.dims().to_vec(), data));
-        }
+        let named = |row: &Row| (tensor_name(kind, &row.path), row.part.clone().into_data_as::<f32>());
+        tensors.extend(rows.iter().map(named));
     }
-    let view = |(name, shape, data)| {
-        let data: &burn::tensor::TensorData = data;
-        let view = TensorView::new(Dtype::F32, Vec::clone(shape), data.as_bytes());
-        (String::clone(name), view.expect("as many bytes as the shape says"))
-    };
-    let views = tensors.iter().map(|(name, shape, data)| view((name, shape, data)));
+    let views = tensors.iter().map(|(name, data)| {
+        let view = TensorView::new(Dtype::F32, data.shape().to_vec(), data.as_bytes());
+        (name, view.expect("as many bytes as the shape says"))
+    });
     safetensors::serialize_to_file(views, None, &path).map_err(|error| damaged(&path, error))?;
     File::open(&path).and_then(|file| file.sync_all()).map_err(io_error(&path))?;
     // Of what is on the disk, read back: what memory held is no proof.

@@ -8,11 +8,12 @@ use crate::checkpoint::{self, Checkpoint, CheckpointError, moments, state_bytes,
 use crate::data::Batches;
 use crate::llama::{Execution, Gathering, Llama, ShardedLlama, WeightsError};
 use crate::method::Method;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Gradients, Int, Tensor};
 use burn_distflash::{
-    AttentionError, CommError, Context, KeptBytes, Mesh, Sharding, clip_shards, kept_by_segments, sum_gradients,
+    AttentionError, CommError, Context, KeptBytes, Mesh, Sharding, clip_shards, kept_by_segments, scale_gradients,
+    sum_gradients,
 };
 use std::cell::Cell;
 use std::ops::Range;
@@ -117,7 +118,10 @@ impl Trainer {
             }
             Held::Part(part, gathering) => {
                 let (loss, grads) = self.part_gradients(part, gathering, batch, mean)?;
-                let grads = scale_gradients(&**part, grads, 1. / loss_scale);
+                let grads = match self.loss_scale {
+                    Some(scale) => scale_gradients(&**part, grads, 1. / scale.factor()),
+                    None => grads,
+                };
                 let (grads, norm) = clip_shards(&**part, grads, self.config.clip_norm, &*world)?;
                 (loss, grads, norm)
             }
@@ -278,25 +282,4 @@ impl Trainer {
             }
         }
     }
-}
-
-/// All gradients there are of a module's parameters, times `factor`.
-fn scale_gradients<M: Module>(module: &M, grads: GradientsParams, factor: f64) -> GradientsParams {
-    struct Scale {
-        grads: GradientsParams,
-        factor: f64,
-    }
-    impl ModuleVisitor for Scale {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(grad) = self.grads.remove::<D>(param.id) {
-                self.grads.register::<D>(param.id, grad.mul_scalar(self.factor));
-            }
-        }
-    }
-    if factor == 1. {
-        return grads;
-    }
-    let mut scale = Scale { grads, factor };
-    module.visit(&mut scale);
-    scale.grads
 }
