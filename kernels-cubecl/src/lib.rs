@@ -26,6 +26,8 @@ mod hopper;
 mod intervals;
 mod kernel;
 #[cfg(feature = "cube")]
+pub mod layer;
+#[cfg(feature = "cube")]
 mod matrix;
 #[cfg(feature = "cube")]
 pub mod partial;

@@ -75,6 +75,17 @@ pub enum Refusal {
         /// What is summed over.
         k: usize,
     },
+    /// A cube's units wait for each other, which threads of a CPU do slowly.
+    #[error("the kernel of norms is made for GPUs")]
+    CpuNorm,
+    /// A row must fit the registers of a cube.
+    #[error("rows to normalise are {width} long; expected at most {most}")]
+    WideNorm {
+        /// Elements.
+        width: usize,
+        /// Elements.
+        most: usize,
+    },
     /// Coordinates of copies have 31 bits.
     #[error("{dimension} is {len}; the product takes at most {most}")]
     LongProduct {

@@ -36,23 +36,44 @@ fn worst(actual: &[f64], truth: &[f64]) -> f64 {
     actual.iter().zip(truth).map(off).fold(0., |most, off| if off.is_nan() { f64::INFINITY } else { most.max(off) })
 }
 
-/// Asserts that `actual` is no further from the truth than twice what a naive run in the same precision
+/// One result, by whoever computes it: on the host in f64.
+#[derive(Clone, Copy, Debug)]
+pub struct Compared<'a> {
+    /// Of what is tested.
+    pub actual: &'a [f64],
+    /// Of a naive run in the same precision.
+    pub naive: &'a [f64],
+    /// In f64.
+    pub truth: &'a [f64],
+    /// The size of what an element is the sum of.
+    pub magnitude: f64,
+}
+
+/// Asserts that a result is no further from the truth than twice what a naive run in the same precision
 /// is, plus one rounding of the largest result to the operands' precision and one rounding of the
 /// largest magnitude to the accumulator's.
 ///
 /// # Panics
 /// If it is further off.
+pub fn assert_close(case: &str, name: &str, dtype: DType, result: Compared) {
+    let Compared { actual, naive, truth, magnitude } = result;
+    let largest = truth.iter().copied().filter(|x| x.is_finite()).fold(0., |most: f64, x| most.max(x.abs()));
+    let rounding = dtype.finfo().expect("a float").epsilon;
+    let accumulator = rounding.min(f64::from(f32::EPSILON));
+    let bound = 2. * worst(naive, truth) + rounding * largest + accumulator * magnitude;
+    let off = worst(actual, truth);
+    assert!(bound.is_finite(), "{case}, {name}: the naive run itself is not finite");
+    assert!(off <= bound, "{case}: {name} is off by {off:e}, bound {bound:e}");
+}
+
+/// [`assert_close`] of all results.
+///
+/// # Panics
+/// If one is further off.
 pub fn assert_within_bound(case: &str, actual: &Results, naive: &Results, truth: &Truth) {
-    let sizes = truth.magnitudes;
-    let named = actual.named().into_iter().zip(naive.named()).zip(truth.results.named()).zip(sizes);
-    for ((((name, actual), (_, naive)), (_, truth_of)), size) in named {
-        let largest = truth_of.iter().copied().filter(|x| x.is_finite()).fold(0., |most: f64, x| most.max(x.abs()));
-        let rounding = truth.dtype.finfo().expect("a float").epsilon;
-        let accumulator = rounding.min(f64::from(f32::EPSILON));
-        let bound = 2. * worst(naive, truth_of) + rounding * largest + accumulator * size;
-        let off = worst(actual, truth_of);
-        assert!(bound.is_finite(), "{case}, {name}: the naive run itself is not finite");
-        assert!(off <= bound, "{case}: {name} is off by {off:e}, bound {bound:e}");
+    let named = actual.named().into_iter().zip(naive.named()).zip(truth.results.named()).zip(truth.magnitudes);
+    for ((((name, actual), (_, naive)), (_, of)), magnitude) in named {
+        assert_close(case, name, truth.dtype, Compared { actual, naive, truth: of, magnitude });
     }
 }
 

@@ -11,7 +11,7 @@ mod problem;
 mod product;
 mod run;
 
-pub use bound::{Results, Truth, assert_within_bound};
+pub use bound::{Compared, Results, Truth, assert_close, assert_within_bound, host};
 pub use device::{device, is_cuda, kernel, kernel_for, may_cut_loops, strategies, takes, worlds};
 pub use draw::Draw;
 pub use naive::naive;

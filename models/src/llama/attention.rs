@@ -48,8 +48,8 @@ impl SelfAttention {
             let count = projected.dims()[2] / self.head_dim;
             projected.reshape([batch, len, count, self.head_dim]).swap_dims(1, 2)
         };
-        let query = rope.turn(heads(linear(x.clone(), self.q_proj.weight.val())));
-        let key = rope.turn(heads(linear(x.clone(), self.k_proj.weight.val())));
+        let query = heads(rope.turn(linear(x.clone(), self.q_proj.weight.val())));
+        let key = heads(rope.turn(linear(x.clone(), self.k_proj.weight.val())));
         let value = heads(linear(x, self.v_proj.weight.val()));
         let (out, _) = dist_attention(query, key, value, options, context)?;
         let [_, count, _, _] = out.dims();

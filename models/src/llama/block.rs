@@ -9,7 +9,7 @@ use super::rope::RotaryEmbedding;
 use burn::module::Module;
 use burn::nn::RmsNorm;
 use burn::tensor::Tensor;
-use burn_distflash::{AttentionError, AttentionOptions, Context};
+use burn_distflash::{AttentionError, AttentionOptions, Context, rms_norm};
 
 /// Attention and MLP, each normalised before and added to the residual stream.
 #[derive(Module, Debug)]
@@ -38,10 +38,10 @@ impl DecoderLayer {
         options: &AttentionOptions,
         context: &Context,
     ) -> Result<Tensor<3>, AttentionError> {
-        let normed = self.input_layernorm.forward(x.clone());
-        let x = x + self.self_attn.forward_megatron(normed, rope, options, context)?;
-        let normed = self.post_attention_layernorm.forward(x.clone());
-        Ok(x + self.mlp.forward_megatron(normed, context)?)
+        let input = normed(&self.input_layernorm, x.clone());
+        let x = x + self.self_attn.forward_megatron(input, rope, options, context)?;
+        let input = normed(&self.post_attention_layernorm, x.clone());
+        Ok(x + self.mlp.forward_megatron(input, context)?)
     }
 
     /// `x` and the result are `[batch, shard_len, hidden_size]`.
@@ -55,13 +55,18 @@ impl DecoderLayer {
         execution: &Execution,
         context: &Context,
     ) -> Result<Tensor<3>, AttentionError> {
-        let normed = self.input_layernorm.forward(x.clone());
-        let x = x + self.self_attn.forward(normed, rope, &execution.attention, context)?;
-        let normed = self.post_attention_layernorm.forward(x.clone());
+        let input = normed(&self.input_layernorm, x.clone());
+        let x = x + self.self_attn.forward(input, rope, &execution.attention, context)?;
+        let input = normed(&self.post_attention_layernorm, x.clone());
         let fed = match execution.mlp_tile {
-            Some(tile_len) => self.mlp.forward_tiled(normed, tile_len)?,
-            None => self.mlp.forward(normed),
+            Some(tile_len) => self.mlp.forward_tiled(input, tile_len)?,
+            None => self.mlp.forward(input),
         };
         Ok(x + fed)
     }
+}
+
+/// `x` normalised by this project's kernels; Burn's `RmsNorm` only holds the weight.
+pub(super) fn normed<const D: usize>(norm: &RmsNorm, x: Tensor<D>) -> Tensor<D> {
+    rms_norm(x, norm.gamma.val(), norm.epsilon)
 }

@@ -1,5 +1,6 @@
 //! From the residual stream to the loss.
 
+use super::block::normed;
 use super::execution::Execution;
 use crate::loss::tiled_loss;
 use burn::module::Module;
@@ -22,7 +23,7 @@ impl Head {
     /// If it has neither head nor embedding.
     #[must_use]
     pub fn logits<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let x = self.norm.forward(x);
+        let x = normed(&self.norm, x);
         match (&self.lm_head, &self.embedding) {
             (Some(head), _) => linear(x, head.weight.val()),
             (None, Some(embedding)) => x.matmul(embedding.weight.val().transpose().unsqueeze()),

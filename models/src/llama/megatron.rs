@@ -6,10 +6,9 @@
 use super::attention::SelfAttention;
 use super::mlp::Mlp;
 use super::rope::RotaryEmbedding;
-use burn::tensor::activation::silu;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use burn_distflash::{
-    AttentionError, AttentionOptions, Context, HeadShare, flash_attention, gather_tokens, sum_tokens,
+    AttentionError, AttentionOptions, Context, HeadShare, flash_attention, gather_tokens, sum_tokens, swiglu,
 };
 use std::ops::Range;
 
@@ -45,21 +44,24 @@ impl SelfAttention {
         let project = |weight: &Tensor<2>, wanted: &Range<usize>, present: usize| {
             let real = wanted.start.min(present)..wanted.end.min(present);
             let missing = wanted.len() - real.len();
-            let zeros = Tensor::zeros([batch, missing, len, head_dim], (&x.device(), x.dtype()));
+            let zeros = Tensor::zeros([batch, len, missing * head_dim], (&x.device(), x.dtype()));
             if real.is_empty() {
                 return zeros;
             }
             let projected = x.clone().matmul(columns(weight.clone(), real.start * head_dim..real.end * head_dim));
-            let projected = projected.reshape([batch, len, real.len(), head_dim]).swap_dims(1, 2);
-            if missing == 0 { projected } else { Tensor::cat(vec![projected, zeros], 1) }
+            if missing == 0 { projected } else { Tensor::cat(vec![projected, zeros], 2) }
+        };
+        let heads_of = |projected: Tensor<3>| {
+            let count = projected.dims()[2] / head_dim;
+            projected.reshape([batch, len, count, head_dim]).swap_dims(1, 2)
         };
         let output = self.o_proj.weight.val();
         // A rank whose heads are all added ones still takes part, forward and backward.
         let mut sum = x.clone() * 0.;
         for block in share.blocks() {
-            let query = rope.turn(project(&weights[0], &block.heads, heads));
-            let key = rope.turn(project(&weights[1], &block.kv_heads, kv_heads));
-            let value = project(&weights[2], &block.kv_heads, kv_heads);
+            let query = heads_of(rope.turn(project(&weights[0], &block.heads, heads)));
+            let key = heads_of(rope.turn(project(&weights[1], &block.kv_heads, kv_heads)));
+            let value = heads_of(project(&weights[2], &block.kv_heads, kv_heads));
             let (out, _) = flash_attention(query, key, value, options)?;
             let real = block.heads.start.min(heads)..block.heads.end.min(heads);
             if real.is_empty() {
@@ -88,7 +90,7 @@ impl Mlp {
             let [gate, up] = [&self.gate_proj, &self.up_proj]
                 .map(|linear| x.clone().matmul(columns(linear.weight.val(), own.clone())));
             let down = self.down_proj.weight.val().slice_dim(0, own);
-            sum = sum + (silu(gate) * up).matmul(down.unsqueeze());
+            sum = sum + swiglu(gate, up).matmul(down.unsqueeze());
         }
         Ok(sum_tokens(sum, context)?)
     }
@@ -97,6 +99,5 @@ impl Mlp {
 /// The rotary embedding of the whole sequence, as Megatron-LM's ranks see it.
 pub(super) fn whole_rope(head_dim: usize, theta: f64, like: &Tensor<3>, context: &Context) -> RotaryEmbedding {
     let positions: Vec<usize> = (0..context.layout().seq_len()).collect();
-    let dtype: DType = like.dtype();
-    RotaryEmbedding::new(&positions, head_dim, theta, dtype, &like.device())
+    RotaryEmbedding::new(&positions, head_dim, theta, like.dtype(), &like.device())
 }

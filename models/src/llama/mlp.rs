@@ -4,8 +4,8 @@ use super::config::LlamaConfig;
 use super::init::Init;
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::{Tensor, activation::silu};
-use burn_distflash::{Checkpointing, Join, SegmentError, Tiles, linear, tiled_segment};
+use burn::tensor::Tensor;
+use burn_distflash::{Checkpointing, Join, SegmentError, Tiles, linear, swiglu, tiled_segment};
 
 /// SwiGLU: `down(silu(gate(x)) ∘ up(x))` (Shazeer, arXiv 2002.05202).
 #[derive(Module, Debug)]
@@ -28,8 +28,9 @@ impl Mlp {
     /// `x` and the result are `[batch, len, hidden_size]`.
     #[must_use]
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let gate = silu(linear(x.clone(), self.gate_proj.weight.val()));
-        linear(gate * linear(x, self.up_proj.weight.val()), self.down_proj.weight.val())
+        let gate = linear(x.clone(), self.gate_proj.weight.val());
+        let up = linear(x, self.up_proj.weight.val());
+        linear(swiglu(gate, up), self.down_proj.weight.val())
     }
 
     /// As [`forward`](Self::forward), of so many tokens at a time, forward and backward.

@@ -1,6 +1,7 @@
 //! Rotary position embeddings.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_distflash::rotate;
 
 /// Positions in a row of which the host computes the angles.
 const FINE: usize = 1024;
@@ -16,20 +17,20 @@ const FINE: usize = 1024;
 /// use distflash_models::llama::RotaryEmbedding;
 ///
 /// let rope = RotaryEmbedding::new(&[0, 1], 2, 10_000., DType::F32, &Device::flex());
-/// let turned = rope.turn(Tensor::<4>::from_floats([[[[1., 0.], [1., 0.]]]], &Device::flex()));
-/// let [still, by_one] = [0, 1].map(|row| turned.clone().slice_dim(2, row..row + 1).into_data());
+/// let turned = rope.turn(Tensor::<3>::from_floats([[[1., 0.], [1., 0.]]], &Device::flex()));
+/// let [still, by_one] = [0, 1].map(|row| turned.clone().slice_dim(1, row..row + 1).into_data());
 /// assert_eq!(still.iter::<f32>().collect::<Vec<_>>(), [1., 0.]);
 /// assert_eq!(by_one.iter::<f32>().collect::<Vec<_>>(), [1f32.cos(), 1f32.sin()]);
 /// ```
 #[derive(Clone, Debug)]
 pub struct RotaryEmbedding {
-    /// `[1, 1, len, head_dim / 2]`
-    cos: Tensor<4>,
-    sin: Tensor<4>,
+    /// `[len, head_dim / 2]`
+    cos: Tensor<2>,
+    sin: Tensor<2>,
 }
 
 impl RotaryEmbedding {
-    /// Tables for tokens at `positions`: pair `i` turns by `position · theta^(−2i / head_dim)` radians.
+    /// Tables for tokens at `positions`, to turn `dtype`: pair `i` turns by `position · theta^(−2i / head_dim)` radians.
     ///
     /// The host computes, in f64, only the angles of `FINE` positions and of every `FINE`th: the device adds them up,
     /// by `cos(a + b) = cos a · cos b − sin a · sin b`. All of them on the host took half as long as a training step at
@@ -53,20 +54,16 @@ impl RotaryEmbedding {
         let last = positions.iter().max().copied().unwrap_or(0);
         let [fine_cos, fine_sin] = rows(FINE, 1, |position| position % FINE);
         let [cos, sin] = rows(last / FINE + 1, FINE, |position| position / FINE);
-        let turned = cos.clone() * fine_cos.clone() - sin.clone() * fine_sin.clone();
-        let [cos, sin] = [turned, sin * fine_cos + cos * fine_sin];
-        let table = |table: Tensor<2>| table.reshape([1, 1, positions.len(), half]).cast(dtype);
-        Self { cos: table(cos), sin: table(sin) }
+        Self {
+            cos: cos.clone() * fine_cos.clone() - sin.clone() * fine_sin.clone(),
+            sin: sin * fine_cos + cos * fine_sin,
+        }
     }
 
-    /// `x` of shape `[batch, heads, len, head_dim]`, turned.
+    /// `x` of shape `[batch, len, heads · head_dim]`, turned.
     #[must_use]
-    pub fn turn(&self, x: Tensor<4>) -> Tensor<4> {
-        let half = self.cos.dims()[3];
-        let (a, b) = (x.clone().slice_dim(3, 0..half), x.slice_dim(3, half..2 * half));
-        let (cos, sin) = (self.cos.clone(), self.sin.clone());
-        let turned_a = a.clone() * cos.clone() - b.clone() * sin.clone();
-        Tensor::cat(vec![turned_a, b * cos + a * sin], 3)
+    pub fn turn(&self, x: Tensor<3>) -> Tensor<3> {
+        rotate(x, [self.cos.clone(), self.sin.clone()])
     }
 }
 
